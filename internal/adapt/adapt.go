@@ -24,18 +24,18 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// Options are the options of a disk that is made from an image. The zero value runs the image as
-// the image says.
+// Options are the options of a disk that is made from an image. The zero value runs the image as it
+// is.
 type Options struct {
-	Size    int64           // the smallest size of the disk, bytes; 0: what the image needs
+	Size    int64           // smallest size of the disk, bytes; 0: the image's
 	Machine machine.Options // changes that the host makes to the image
-	// Fits refuses the architecture of the image, as Go names it, before anything is made. May be
+	// Fits refuses the architecture of the image, by Go's name, before anything is made. May be
 	// nil.
 	Fits func(arch string) error
 	// KeepDir remembers the image that a tag named first, as long as the directory exists. "":
 	// nothing is remembered.
 	KeepDir string
-	// Progress is updated with how much of the layers was read. May be nil.
+	// Progress counts how much of the layers was read. May be nil.
 	Progress *registry.Progress
 	// Working is called from time to time while layers are read, and once before the first read. It
 	// is not called if all levels exist. May be nil.
@@ -45,12 +45,13 @@ type Options struct {
 // Made is a disk that was made from an image, by this call or an earlier one.
 type Made struct {
 	*adapter.Disk
-	// Digest is that of what the reference names, and Platform that of this machine's image if it
-	// is a list of images. Platform is "" if it is none.
+	// Digest is the digest of what the reference names. If that is a list of images, Platform is
+	// the digest of this machine's image, otherwise "".
 	Digest, Platform string
 	Arch             string // of the image, as Go names architectures
 	Cached           int    // how many levels existed already
-	// SignedBy is the fingerprint of the key that has signed the image. "": nobody asked for one.
+	// SignedBy is the fingerprint of the key that has signed the image. "": no signature was
+	// required.
 	SignedBy string
 }
 
@@ -101,7 +102,7 @@ func Image(ctx context.Context, client *registry.Client, ref transport.Reference
 	}
 	defer limitMemory()()
 	made.Disk, err = adapter.Build(ctx, layers, dir, buildOpt)
-	for try := 1; container.Again(err, try); try++ { // the levels that are made stay
+	for try := 1; container.Again(err, try); try++ { // levels that were made stay
 		made.Disk, err = adapter.Build(ctx, layers, dir, buildOpt)
 	}
 	if err != nil {
@@ -115,16 +116,16 @@ func Image(ctx context.Context, client *registry.Client, ref transport.Reference
 	return made, nil
 }
 
-// maxLayers is how many layers an image may have: as many files as may lie below the configuration
-// and what a machine writes (image.Open).
+// maxLayers is the most layers of an image: the most files below the configuration and the file
+// that a machine writes (image.Open).
 const maxLayers = 135
 
-// memoryLimit is the size of the heap, in bytes, at which garbage is collected while levels are
-// made. An image with a million files needs most of it. Without a limit, the garbage would double
-// that.
+// memoryLimit is the heap size, in bytes, at which garbage is collected while levels are made. An
+// image with a million files needs most of it. Without a limit, garbage would double it.
 const memoryLimit = 192 << 20
 
-// limitMemory sets the limit, unless a lower one is set, and returns a function that undoes it.
+// limitMemory sets the limit, unless a lower one is set. The returned function restores the former
+// one.
 func limitMemory() func() {
 	before := debug.SetMemoryLimit(-1)
 	if before <= memoryLimit {
@@ -151,8 +152,8 @@ func (m *Made) Open() (*image.Image, error) {
 // levelDigest begins the digest by which a disk knows a level.
 const levelDigest = "level:"
 
-// alike reports whether two levels differ in the configuration only. If the levels below are the
-// same, two top levels do: what a guest wrote fits both.
+// alike reports whether two levels differ in the configuration only. Two top levels above the same
+// levels do, so a guest's writes fit both.
 func alike(now, before string) bool {
 	top := func(digest string) bool {
 		name, ok := strings.CutPrefix(digest, levelDigest)
@@ -161,8 +162,8 @@ func alike(now, before string) bool {
 	return top(now) && top(before)
 }
 
-// Others reports the levels in a directory to the cache. They count towards its size, and the cache
-// may remove those that were unused for longest.
+// Others returns the levels in a directory, for the cache. They count towards its size, and the
+// cache may remove those that were unused for longest.
 func Others(dir string) func() ([]cache.Other, error) {
 	return func() ([]cache.Other, error) {
 		levels, err := adapter.List(dir)
@@ -221,13 +222,13 @@ func Config(img *image.Image) ([]byte, error) {
 	return config, nil
 }
 
-// configStart is how a configuration begins: see adapter.Config.
+// configStart is the beginning of a configuration: see adapter.Config.
 const configStart = `{"image":`
 
-// Configure gives a disk of an earlier start the configuration that the image has now. A disk may
-// have its own copy of the one before. The guest never writes there. Only blocks that differ are
-// written, so a disk that has the configuration already is not changed. A disk that was there
-// before the image, and has something else in that place, is refused.
+// Configure gives a disk of an earlier start the image's present configuration. The disk may have
+// its own copy of a former one. The guest never writes there. Only blocks that differ are written,
+// so a disk with that configuration does not change. A disk that existed before the image, and has
+// other data in that place, is refused.
 func Configure(d disk.Disk, config []byte) error {
 	before := make([]byte, len(config))
 	if d.Size() >= adapter.ConfigOffset+int64(len(before)) {

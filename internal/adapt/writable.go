@@ -27,7 +27,7 @@ func (m *Made) CheckWritable(path string) error {
 }
 
 // WritableDisk makes the qcow2 file that the machine writes to. The top level is its backing file.
-// An existing file holds the machine's writes, so it stays. If only the configuration of the image
+// An existing file has the machine's writes, so it stays. If only the configuration of the image
 // has changed, it gets the new top level as its backing file.
 func (m *Made) WritableDisk(path string) (err error) {
 	if _, err := os.Lstat(path); err == nil {
@@ -53,12 +53,11 @@ func (m *Made) WritableDisk(path string) (err error) {
 	return err
 }
 
-// former returns the top level that an existing file lies above, if the file has to be replaced. It
-// returns "" if there is no file, or if it can stay. A file that belongs to other layers is an
-// error.
+// former returns the top level below an existing file that has to be rebased, or "" if there is no
+// file, or if it can stay. A file above other layers is an error.
 func (m *Made) former(path string) (level string, err error) {
-	// Look at the file first: another process may make it at any moment. And image.Open also says
-	// that something does not exist if a level is missing.
+	// Look at the file first: another process may make it at any moment, and image.Open has the
+	// same error if a level is missing.
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
@@ -90,9 +89,9 @@ func (m *Made) former(path string) (level string, err error) {
 	return below[0], nil
 }
 
-// rebase makes the top level the backing file of an existing file, in place of a former one that
-// differs in the configuration only. The guest never writes where the configuration is. Both names
-// have the same length, so this is one write into the header.
+// rebase makes the top level the backing file of an existing file, instead of one that differs in
+// the configuration only. The guest never writes to the place of the configuration. Both names have
+// the same length, so this is one write into the header.
 func (m *Made) rebase(path string) (err error) {
 	before, err := m.former(path)
 	if err != nil || before == "" {

@@ -1,6 +1,5 @@
 // Package bitset has sets of small numbers: a bit for each, so that a set of a million numbers
-// takes 128 KiB. It is for sets that are not shared while they change; the one exception is
-// AddShared.
+// takes 128 KiB. Only AddShared may be called while others use the set.
 package bitset
 
 import (
@@ -15,7 +14,7 @@ type Set []uint64
 // New returns an empty set with room for the numbers below n.
 func New(n int64) Set { return make(Set, (n+63)/64) }
 
-// Has reports whether a number is in the set. It may be one that there is no room for.
+// Has reports whether a number is in the set. The set need not have room for it.
 func (s Set) Has(n int64) bool {
 	return uint64(n)/64 < uint64(len(s)) && s[n/64]&(1<<(n%64)) != 0
 }
@@ -42,8 +41,8 @@ func (s Set) Len() (n int64) {
 	return n
 }
 
-// Run reports whether the set has a number, and how many numbers from it on, below end, are the
-// same.
+// Run reports whether the set has the number from, and for how many numbers from it on, below end,
+// that is the same.
 func (s Set) Run(from, end int64) (has bool, n int64) {
 	has = s.Has(from)
 	same := uint64(0) // a word of such numbers
@@ -61,8 +60,7 @@ func (s Set) Run(from, end int64) (has bool, n int64) {
 	return has, min(at, end) - from
 }
 
-// All returns the numbers, the smallest first. Words of 64 numbers that are not in the set take no
-// time.
+// All returns the numbers, the smallest first. Empty words of 64 numbers take no time.
 func (s Set) All() iter.Seq[int64] {
 	return func(yield func(int64) bool) {
 		for i, word := range s {

@@ -1,4 +1,4 @@
-// Package committed opens disks that become images in a registry: those of a running daemon, of a
+// Package committed opens disks that become images in a registry: disks of a running daemon, of a
 // volume and of an export. The command commit calls it; errors do not name its flags.
 package committed
 
@@ -16,24 +16,24 @@ import (
 // Disk is an open disk that is stored as an image.
 type Disk struct {
 	Name string
-	// Reference names the image in a registry that the disk was made of. "": nobody knows.
+	// Reference names the image in a registry that the disk was made from. "": unknown.
 	Reference string
 
 	// content does not change. It may have the optional interfaces of a disk.
 	content disk.Disk
-	// files are image.Contents of what the content reads from, and snapshots the IDs of those that
-	// it was made from, by images that have their content. Nil: nobody knows.
+	// files are the image.Contents of the image that the content reads from. snapshots are the IDs
+	// of the snapshots that it was made from, by images with the same content. nil: unknown.
 	files     []string
 	snapshots map[string]string
-	// stored is told that an image has the content. May be nil.
+	// stored is called when an image has the content. May be nil.
 	stored func(ctx context.Context, image string) error
 	close  func() error
 }
 
-// Close closes the disk, and what was made to open it.
+// Close closes the disk, and everything that was opened for it.
 func (d *Disk) Close() error { return d.close() }
 
-// Prepare makes a push store the disk, whose file has the name that is returned.
+// Prepare makes a push store the disk, and returns the name of its file.
 func (d *Disk) Prepare(ctx context.Context, opt *registry.PushOptions) (file string) {
 	opt.Onto.Origins = d.origins(ctx)
 	opt.Open = func(name string) (*image.Image, error) {
@@ -53,7 +53,7 @@ func (d *Disk) Stored(ctx context.Context, digest string) error {
 	return d.stored(ctx, storedAs(digest, fileOf(d.Name)))
 }
 
-// origins are those of the content.
+// origins are the origins of the content.
 func (d *Disk) origins(ctx context.Context) (all []registry.Origin) {
 	add := func(o registry.Origin, since string) {
 		o.Changed = func(off, length int64) (bool, int64, error) {
@@ -77,12 +77,12 @@ type notClosed struct{ image.Source }
 
 func (notClosed) Close() error { return nil }
 
-// storedAs is how a snapshot that was stored is remembered: what the manifest's digest says of an
-// image is true of the disk of that name only.
+// storedAs is the note about a stored snapshot. It has the disk's name, too: an image with that
+// digest has the content in the disk of that name only.
 func storedAs(digest, file string) string { return digest + "/" + file }
 
-// fileOf is the name of a disk in the image: that of the disk, which may be a reference with a tag,
-// or a snapshot of a disk.
+// fileOf is the name of a disk in the image, made from the disk's name, which may be a reference
+// with a tag, or name a snapshot.
 func fileOf(name string) string {
 	name, _, _ = strings.Cut(path.Base(name), "@")
 	name, _, _ = strings.Cut(name, ":")

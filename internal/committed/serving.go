@@ -12,8 +12,8 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// OpenOfDaemon opens a snapshot of a disk of a running daemon. Without one, it takes a snapshot,
-// which goes when the disk is closed. explain makes what a person is told of an error.
+// OpenOfDaemon opens a snapshot of a disk of a running daemon. Without a name, it takes a snapshot,
+// which is deleted when the disk is closed. explain makes a message for a person of an error.
 func OpenOfDaemon(ctx context.Context, daemon control.Client, name, snapshot string,
 	explain func(error) error) (*Disk, error) {
 	end := func() error { return nil }
@@ -24,7 +24,7 @@ func OpenOfDaemon(ctx context.Context, daemon control.Client, name, snapshot str
 			return nil, explain(err)
 		}
 		end = func() error {
-			// Also after an interruption: nobody else may know of it.
+			// Also after an interruption: nobody else may know of the snapshot.
 			_, err := daemon.Snapshot(context.WithoutCancel(ctx), status.SnapshotRequest{
 				Action: status.SnapshotDelete, Disks: []string{name}, Name: snapshot})
 			if err != nil {
@@ -51,7 +51,7 @@ func OpenOfDaemon(ctx context.Context, daemon control.Client, name, snapshot str
 	return d, nil
 }
 
-// OpenExport opens an export of a daemon, as any other client does.
+// OpenExport opens an export of a daemon like any other client.
 func OpenExport(ctx context.Context, address, export string) (*Disk, error) {
 	r, err := nbd.OpenRemote(ctx, nbd.RemoteOptions{Address: address, Export: export, Once: true})
 	if err != nil {
@@ -60,7 +60,7 @@ func OpenExport(ctx context.Context, address, export string) (*Disk, error) {
 	return &Disk{Name: export, content: exported{r}, close: r.Close}, nil
 }
 
-// exported is an export that nobody else writes to while it is open, so that it has extents.
+// exported is an export to which nobody else writes while it is open. So it has extents.
 type exported struct{ *nbd.Remote }
 
 var _ disk.Extenter = exported{}

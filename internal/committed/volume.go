@@ -18,19 +18,19 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// Kept is a disk on a volume that no daemon serves meanwhile.
+// Kept is a persistent disk that no daemon serves meanwhile.
 type Kept struct {
 	Dir      string // the persistent directory
 	Name     string // of the disk; "": the only one
 	Snapshot string // of it; "": the disk as it is
-	// Below is what the disk was made of, if it is not complete without: a reference, or the path
-	// of a file. "": nobody has said.
+	// Below is the image that the disk was made from, if it still needs one: a reference, or the
+	// path of a file. "": it was not given.
 	Below string
 }
 
-// BelowError says that what a disk was made of cannot be read, and is needed.
+// BelowError says that the image that a disk was made from cannot be read, and is needed.
 type BelowError struct {
-	Name string // of that
+	Name string // of the image
 	Err  error
 }
 
@@ -41,13 +41,13 @@ func (e *BelowError) Error() string {
 
 func (e *BelowError) Unwrap() error { return e.Err }
 
-// NoDiskError says that a directory has not the disk that is meant.
+// NoDiskError says that a directory does not have the requested disk.
 type NoDiskError struct{ why string }
 
 func (e *NoDiskError) Error() string { return e.why }
 
-// OpenKept opens a disk on a volume. Nobody can write to it, and nothing is copied from its image.
-// The error may be a *NoDiskError, a *BelowError, or a *durable.LockedError.
+// OpenKept opens a persistent disk, read-only. Nothing is copied from its image. The error may be a
+// *NoDiskError, a *BelowError, or a *durable.LockedError.
 func OpenKept(ctx context.Context, client *registry.Client, k Kept) (*Disk, error) {
 	kept, err := k.find()
 	if err != nil {
@@ -83,7 +83,7 @@ func OpenKept(ctx context.Context, client *registry.Client, k Kept) (*Disk, erro
 	return d, nil
 }
 
-// whole refuses a disk that may have half of an atomic write, which its next start takes back.
+// whole refuses a disk that may have half of an atomic write, which its next start would undo.
 func whole(inst *instance.Instance) error {
 	record, err := inst.Store().Load(disk.StoredAtomic)
 	if err == nil && len(record) > 0 {
@@ -141,8 +141,8 @@ func (b *below) close(withImage bool) (err error) {
 	return err
 }
 
-// openBelow opens the image that a disk was made of. Of one in a registry, nothing is fetched yet
-// but what it takes to open it.
+// openBelow opens the image that a disk was made from. Of an image in a registry, it fetches only
+// what opening needs.
 func openBelow(ctx context.Context, client *registry.Client, from string,
 	kept instance.Kept) (_ *below, err error) {
 	b := new(below)
@@ -180,7 +180,7 @@ func openBelow(ctx context.Context, client *registry.Client, from string,
 		}
 		if slices.Equal(image.Contents(img.Unhashed()), kept.Needs) {
 			b.image = img
-			return b, img.Agree(ctx) // what is read goes into another image
+			return b, img.Agree(ctx) // the content goes into another image
 		}
 		if err := img.Close(); err != nil {
 			return nil, err

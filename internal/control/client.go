@@ -43,19 +43,20 @@ func (e *AnswerError) Error() string {
 }
 func (e *AnswerError) Unwrap() error { return e.Err }
 
-// Client asks the daemon at a socket. Besides the errors of this package it returns those of the
-// connection and of the context: context.DeadlineExceeded if the daemon does not answer in time.
+// Client makes requests to the daemon at a socket. Its methods return errors of this package, of
+// the connection and of the context: context.DeadlineExceeded if the daemon does not answer in
+// time.
 type Client struct {
 	Socket string
-	// OwnIsInit says that the first process of this container is a daemon. The client then asks
+	// OwnIsInit says that the first process of this container is a daemon. Then the client uses
 	// only that one. Containers that share a work directory share the default socket, which belongs
 	// to the first daemon, and that daemon would hand over its own LUN of the same number.
 	OwnIsInit bool
 
-	pid *int // gets the process at the other end; nil: nobody wants to know
+	pid *int // set to the process at the other end; nil: not needed
 }
 
-// Handover asks for a step of a handover. It returns a sentence for a person that says what was
+// Handover requests a step of a handover. It returns a sentence for a person that says what was
 // done.
 func (c Client) Handover(ctx context.Context, req status.Handover) (done string, err error) {
 	var reply status.HandoverAnswer
@@ -63,8 +64,8 @@ func (c Client) Handover(ctx context.Context, req status.Handover) (done string,
 	return reply.Done, err
 }
 
-// Status returns what the page /status shows. It is known also while the daemon starts. pid is the
-// daemon's process, or 0 if this container does not see it.
+// Status returns the content of the page /status, also while the daemon starts. pid is the daemon's
+// process, or 0 if it is not visible in this container.
 func (c Client) Status(ctx context.Context) (now status.Status, pid int, err error) {
 	c.pid = &pid
 	err = c.ask(ctx, http.MethodGet, status.PathStatus, nil, &now)
@@ -101,15 +102,16 @@ func (c Client) Snapshot(ctx context.Context, req status.SnapshotRequest) (done 
 	return reply.Done, err
 }
 
-// OwnSnapshot makes a snapshot that the daemon deletes if this process ends without having done so.
-// A daemon that does not see the process, as one in another container, or an older one, keeps it.
+// OwnSnapshot takes a snapshot that the daemon deletes when this process ends, unless the process
+// has deleted it. A daemon that does not see the process, in another container, or an older one,
+// keeps it.
 func (c Client) OwnSnapshot(ctx context.Context, disk, name string) error {
 	return c.ask(ctx, http.MethodPost, status.PathSnapshots+"?"+whileAlive, status.SnapshotRequest{
 		Action: status.SnapshotCreate, Disks: []string{disk}, Name: name},
 		new(status.SnapshotAnswer))
 }
 
-// ask sends a request and reads the answer into reply.
+// ask sends a request and decodes the answer into reply.
 func (c Client) ask(ctx context.Context, method, endpoint string, req, reply any) error {
 	body, err := json.Marshal(req)
 	if err != nil {
@@ -145,7 +147,7 @@ func askBy(ctx context.Context, by http.RoundTripper, method, endpoint string, b
 	res, err := (&http.Client{Transport: by}).Do(httpReq)
 	if err != nil {
 		if failed, ok := errors.AsType[*url.Error](err); ok {
-			err = failed.Err // without the URL, which says nothing here
+			err = failed.Err // without the URL, which is of no use here
 		}
 		return err
 	}

@@ -13,11 +13,11 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// contentTime is how long a request for content waits for an image that is far away. It is shorter
-// than the client's timeout.
+// contentTime is how long a request for content waits for a far image. It is shorter than the
+// client's timeout.
 const contentTime = timeout - 5*time.Second
 
-// Content is a snapshot that is read.
+// Content is a snapshot that is being read.
 type Content struct {
 	Described status.Content
 	disk.Disk // it has the optional interfaces; closed after the request
@@ -26,14 +26,14 @@ type Content struct {
 // contentControl answers the requests for the content of snapshots.
 type contentControl struct{ disks Snapshots }
 
-// handle wraps a handler of a snapshot that is open.
+// handle makes a handler that opens the snapshot first.
 func (c *contentControl) handle(answerTo func(ctx context.Context, w http.ResponseWriter,
 	q url.Values, of *Content) error) http.HandlerFunc {
 	return authorized(func(w http.ResponseWriter, r *http.Request, _ uint32) {
 		q := r.URL.Query()
 		of, err := c.disks.OpenContent(q.Get("disk"), q.Get("snapshot"))
 		if err == nil {
-			defer of.Close() // it only forgets that the snapshot is in use
+			defer of.Close() // it only ends the use of the snapshot
 			// net/http cancels the context of a request at the server's ReadTimeout.
 			ctx, stop := context.WithTimeout(context.WithoutCancel(r.Context()), contentTime)
 			defer stop()
@@ -71,7 +71,7 @@ func readBytes(ctx context.Context, w http.ResponseWriter, q url.Values, of *Con
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(length, 10))
-	_, _ = w.Write(p) // if this fails, the client has gone
+	_, _ = w.Write(p) // if this fails, the client is gone
 	return nil
 }
 
@@ -107,7 +107,7 @@ func listRanges(ctx context.Context, w http.ResponseWriter, q url.Values, of *Co
 	return nil
 }
 
-// add adds a range behind others.
+// add adds a range behind the others.
 func add(ranges *[][2]int64, off, length int64) {
 	if last := len(*ranges) - 1; last >= 0 && (*ranges)[last][0]+(*ranges)[last][1] == off {
 		(*ranges)[last][1] += length
@@ -117,7 +117,7 @@ func add(ranges *[][2]int64, off, length int64) {
 }
 
 // rangesOf returns a function that reports whether the run at an offset belongs to the ranges, and
-// how long it is.
+// its length.
 func rangesOf(ctx context.Context, d disk.Disk, what, since string) (
 	func(off, length int64) (bool, int64, error), error) {
 	extents, ok := d.(disk.Extenter)

@@ -25,8 +25,8 @@ func (h *handovers) arm(lun uint16, after time.Duration) {
 	}
 }
 
-// resumeGrace is the least time that a LUN stays open after a restart. The host of the guest has to
-// log in again before the daemon knows whom to fence. Initiators retry at least every 30 seconds.
+// resumeGrace is the least time that a LUN stays open after a restart. The guest's host has to log
+// in again before the daemon knows which peer to fence. Initiators retry at least every 30 seconds.
 const resumeGrace = time.Minute
 
 // resume sets the timers of the LUNs that were open when their disks were last served.
@@ -46,11 +46,12 @@ func (h *handovers) resume(wanted func(lun uint16) bool) {
 	}
 }
 
-// expireAgain is the time until the next try when storage failed to record the end of a handover.
+// expireAgain is the time until the next attempt when storage failed to record the end of a
+// handover.
 const expireAgain = 10 * time.Second
 
 // expire fences the former owner, unless the new one is not logged in: then the guest has not
-// moved. If the handover fails for another reason, such as storage, nobody knows where the guest
+// moved. If the handover fails for another reason, such as storage, it is unknown where the guest
 // is, and expire tries again. It does nothing if the time was extended or the handover has ended
 // meanwhile.
 func (h *handovers) expire(lun uint16, o *opening) {
@@ -88,7 +89,7 @@ func (h *handovers) expire(lun uint16, o *opening) {
 		zap.Uint16("lun", lun), zap.String("fenced", fenced), zap.Error(err))
 }
 
-// forgetTimer removes the timer of a LUN if it is still the one that has run out.
+// forgetTimer removes the timer of a LUN if it is still the expired one.
 func (h *handovers) forgetTimer(lun uint16, o *opening) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -27,7 +27,8 @@ type Disks interface {
 	Holders(lun uint16) serving.Holders
 }
 
-// handovers carries out handovers, one at a time for each LUN, and ends those whose time is over.
+// handovers carries out handovers, one at a time for each LUN, and ends those whose time has
+// expired.
 type handovers struct {
 	disks Disks
 	log   *zap.Logger
@@ -35,7 +36,7 @@ type handovers struct {
 	mu       sync.Mutex
 	turns    map[uint16]chan struct{} // guarded by mu; a semaphore of one for each LUN
 	openings map[uint16]*opening      // guarded by mu; LUNs that are open for a limited time
-	closed   bool                     // guarded by mu; timers no longer run out
+	closed   bool                     // guarded by mu; timers do not expire any more
 }
 
 // opening is the timer of an open LUN.
@@ -61,8 +62,8 @@ func (h *handovers) handle(w http.ResponseWriter, r *http.Request, user uint32) 
 	answer(w, http.StatusOK, status.HandoverAnswer{Done: done})
 }
 
-// checkPeer says what is wrong with the name of a peer: an initiator, or a client of NBD by its
-// socket or certificate.
+// checkPeer says what is wrong with the name of a peer: an initiator, or a client of NBD named by
+// its socket or certificate.
 func checkPeer(name string) error {
 	if !serving.IsInitiator(name) && serving.ValidName(name) {
 		return nil
@@ -119,7 +120,7 @@ func (h *handovers) open(req status.Handover) (done string, err error) {
 	return fmt.Sprintf("LUN %d is open to %s too, %s", req.LUN, req.To, said), nil
 }
 
-// handedOver tells a person how a handover ended. Former is the former owner, if there was one.
+// handedOver tells a person how a handover ended. former is the former owner, if there was one.
 func handedOver(lun uint16, former string) string {
 	if former == "" {
 		return fmt.Sprintf("LUN %d has a new owner, and nobody is fenced, as nobody is known to "+
@@ -130,12 +131,12 @@ func handedOver(lun uint16, former string) string {
 }
 
 // turnWait limits how long a request waits for the previous one. It is shorter than the client's
-// timeout, so that the client learns the reason, and shorter than the server's ReadTimeout, at
-// which net/http cancels the context of a request.
+// timeout, so that the client gets the reason, and shorter than the server's ReadTimeout, at which
+// net/http cancels the context of a request.
 const turnWait = 3 * time.Second
 
-// begin waits until no other request acts on the LUN; end lets the next one in. So no answer calls
-// a LUN open while it is being handed over. A slow disk holds up neither other LUNs nor the
+// begin waits until no other request is changing the LUN; end lets the next one begin. So no answer
+// calls a LUN open while it is being handed over. A slow disk delays neither other LUNs nor the
 // daemon's stop.
 func (h *handovers) begin(ctx context.Context, lun uint16) (end func(), err error) {
 	ctx, stop := context.WithTimeout(ctx, turnWait)
@@ -159,8 +160,8 @@ func (h *handovers) turn(lun uint16) chan struct{} {
 	return h.turns[lun]
 }
 
-// end ends a handover before its time is over. If that is refused, nothing changes, and the rest of
-// the time still counts.
+// end ends a handover before its time has expired. If that is refused, nothing changes, and the
+// rest of the time still counts.
 func (h *handovers) end(lun uint16, how func(lun uint16) error) error {
 	err := how(lun)
 	if err == nil {
@@ -169,7 +170,7 @@ func (h *handovers) end(lun uint16, how func(lun uint16) error) error {
 	return err
 }
 
-// ParseHandover reads a step of a handover as the control socket takes it: a JSON object.
+// ParseHandover parses a step of a handover in the form of the control socket: a JSON object.
 func ParseHandover(text string) (req status.Handover, err error) {
 	decoder := json.NewDecoder(bytes.NewReader([]byte(text)))
 	decoder.DisallowUnknownFields()
@@ -180,9 +181,8 @@ func ParseHandover(text string) (req status.Handover, err error) {
 }
 
 // Want carries out a step of a handover that a lasting place asks for, such as a file. So it is
-// called again and again, even after a restart. It does not repeat a step that is already done.
-// Every step names the initiator of the handover, so that an old request does not end a newer
-// handover.
+// called again and again, also after a restart. It does not repeat a step that was done. Every step
+// names the initiator of the handover, so that an old request does not end a newer handover.
 func (s *Server) Want(ctx context.Context, req status.Handover) (done string, err error) {
 	to := serving.NormalName(req.To)
 	have := s.handovers.disks.Holders(req.LUN)

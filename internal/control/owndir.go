@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/internal/socket"
 )
 
-// The runtime directory of a user has a directory for each daemon, with its sockets, by which the
-// user's commands find it without being told where it is.
+// The runtime directory of a user has a directory for each daemon, with its sockets. There the
+// user's commands find the daemon without a setting.
 
 const (
 	runtimeName = "kubevirt-disk"
@@ -40,11 +40,11 @@ func (p *OwnDir) Remove() error {
 	return p.OwnDir.Remove()
 }
 
-// runtimeDirs are where the runtime directory may be, the best place first. XDG_RUNTIME_DIR counts
-// alone if it is not the usual one: its user wants to be apart from others.
+// runtimeDirs are the possible runtime directories, the best first. If XDG_RUNTIME_DIR is not the
+// usual one, it is the only one: its user wants to be apart from others.
 func runtimeDirs() (dirs []string) {
 	own, user := os.Getenv("XDG_RUNTIME_DIR"), fmt.Sprintf("/run/user/%d", os.Geteuid())
-	// Everybody can write to the last one: usable looks whose it is.
+	// Everybody can write to the last one: usable checks its owner.
 	last := filepath.Join(os.TempDir(), fmt.Sprintf("%s-%d", runtimeName, os.Geteuid()))
 	if filepath.IsAbs(own) && filepath.Clean(own) != user {
 		return []string{filepath.Join(own, runtimeName), last}
@@ -56,15 +56,15 @@ func runtimeDirs() (dirs []string) {
 	return append(dirs, last)
 }
 
-// usable opens a runtime directory, and makes it if that is asked for. It must be this user's
-// alone, and nobody else may be able to put another one in its place.
+// usable opens a runtime directory, and makes it if make is set. It must be this user's alone, and
+// nobody else may be able to replace it.
 func usable(dir string, make bool) (*os.File, error) {
 	if make {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, err
 		}
 	}
-	// A link to a directory that belongs to this user does not count.
+	// A link to a directory of this user is refused.
 	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func usable(dir string, make bool) (*os.File, error) {
 	return f, nil
 }
 
-// ownAlone checks whose a runtime directory is, and the one that it is in.
+// ownAlone checks the owners of a runtime directory and of the directory above.
 func ownAlone(f *os.File) error {
 	var dir, above unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &dir); err != nil {
@@ -96,7 +96,7 @@ func ownAlone(f *os.File) error {
 	return nil
 }
 
-// NewOwnDir makes the directory of this daemon, in the first place where it can be.
+// NewOwnDir makes the directory of this daemon, in the first possible place.
 func NewOwnDir() (*OwnDir, error) {
 	var errs []error
 	for _, dir := range runtimeDirs() {
@@ -126,13 +126,13 @@ func ownDirIn(dir string) (*OwnDir, error) {
 	return p, nil
 }
 
-// Sockets are the control sockets of this user's running daemons. What killed ones have left is
-// removed.
+// Sockets are the control sockets of this user's running daemons. It removes directories of killed
+// daemons.
 func Sockets() (found []string) {
 	for _, dir := range runtimeDirs() {
 		all, err := usable(dir, false)
 		if err != nil {
-			continue // nobody can have a daemon there
+			continue // no daemon can be there
 		}
 		for _, own := range flock.OwnDirs(all, dirPrefix) {
 			found = append(found, socketIn(own))

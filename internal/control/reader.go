@@ -21,22 +21,22 @@ import (
 // readsAtOnce is how many connections a client keeps.
 const readsAtOnce = 16
 
-// Reader is a snapshot of a daemon's disk, as a disk that cannot be written. Its methods, except
-// Close, may be called by any number of goroutines.
+// Reader is a snapshot of a daemon's disk, as a read-only disk. Any number of goroutines may call
+// its methods, except Close.
 type Reader struct {
 	status.Content
 	query  url.Values
 	by     *http.Transport
 	ranges *knownRanges
-	// explain makes what a person is told of an error.
+	// explain makes a message for a person of an error.
 	explain func(error) error
 }
 
-// knownRanges are those that were asked for.
+// knownRanges are the ranges that were requested.
 type knownRanges struct {
 	mu     sync.Mutex
 	stored ranges
-	since  map[string]ranges // guarded by mu; what has changed, by the snapshot since which
+	since  map[string]ranges // guarded by mu; the changes, by the snapshot since which
 }
 
 var (
@@ -45,9 +45,9 @@ var (
 	_ disk.Layered   = (*Reader)(nil)
 )
 
-// Reader opens a snapshot, and finds out what of it is stored. The daemon keeps nothing open for
-// it: if the snapshot is deleted, reads fail. Once ctx has ended, they fail, too. Errors are those
-// of a Client, as explain has them, or wrap disk.ErrNotNow and that of ctx.
+// Reader opens a snapshot, and finds out which ranges are stored. The daemon keeps nothing open for
+// it: if the snapshot is deleted, reads fail. They also fail once ctx has ended. Errors are those
+// of a Client, after explain, or wrap disk.ErrNotNow and ctx's error.
 func (c Client) Reader(ctx context.Context, disk, snapshot string, explain func(error) error) (
 	*Reader, error) {
 	r := &Reader{query: url.Values{"disk": {disk}, "snapshot": {snapshot}}, by: c.transport(),
@@ -86,11 +86,11 @@ func decodeInto(to any) func(body io.Reader) error {
 	return func(body io.Reader) error { return json.NewDecoder(body).Decode(to) }
 }
 
-// contentTimeout is how long a daemon may say that content cannot be read now. It waits itself
-// before it says so.
+// contentTimeout is how long a daemon may answer that content cannot be read now. The daemon itself
+// waits before each such answer.
 const contentTimeout = 2 * time.Minute
 
-// ask asks for something of the snapshot. It asks again while the daemon waits for its image.
+// ask requests something about the snapshot. It asks again while the daemon waits for its image.
 func (r *Reader) ask(ctx context.Context, path string, more url.Values,
 	read func(body io.Reader) error) error {
 	q := url.Values{}
@@ -137,10 +137,10 @@ func (r *Reader) Extent(_ context.Context, off, length int64) (disk.Extent, erro
 	return disk.Extent{Length: n, Data: stored}, nil
 }
 
-// Since implements disk.Historian. Content.Committed has what to compare with.
+// Since implements disk.Historian. The snapshots to compare with are in Content.Committed.
 func (r *Reader) Since() []disk.Snapshot { return nil }
 
-// Changed implements disk.Historian, and asks once for each snapshot.
+// Changed implements disk.Historian. It makes one request for each snapshot.
 func (r *Reader) Changed(ctx context.Context, since string, off, length int64) (changed bool,
 	n int64, err error) {
 	known := r.ranges
@@ -157,7 +157,7 @@ func (r *Reader) Changed(ctx context.Context, since string, off, length int64) (
 	return changed, n, nil
 }
 
-// Depth implements disk.Layered: what has changed since the image is the disk's own.
+// Depth implements disk.Layered: changes since the image are the disk's own.
 func (r *Reader) Depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
 	changed, n, err := r.Changed(ctx, "", off, length)
 	if changed {
@@ -166,10 +166,10 @@ func (r *Reader) Depth(ctx context.Context, off, length int64) (depth int, n int
 	return disk.DepthImage, n, err
 }
 
-// ranges are in order, and have an offset and a length.
+// ranges are ordered pairs of an offset and a length.
 type ranges [][2]int64
 
-// at reports whether the run at off belongs to the ranges, and how long it is.
+// at reports whether the run at off belongs to the ranges, and its length.
 func (all ranges) at(off, length int64) (in bool, n int64) {
 	i := sort.Search(len(all), func(i int) bool { return all[i][0]+all[i][1] > off })
 	switch {
@@ -181,7 +181,7 @@ func (all ranges) at(off, length int64) (in bool, n int64) {
 	return true, min(length, all[i][0]+all[i][1]-off)
 }
 
-// list asks for all pages of ranges.
+// list requests all pages of ranges.
 func (r *Reader) list(ctx context.Context, what, since string) (all ranges, err error) {
 	for off := int64(0); off < r.Size(); {
 		var page status.ContentRanges

@@ -26,8 +26,8 @@ type Server struct {
 	http      http.Server
 }
 
-// New makes a server that tells the state of a daemon, and refuses everything else until Begin. The
-// caller closes the server.
+// New makes a server that answers the state of a daemon, and refuses other requests until Begin.
+// The caller closes the server.
 func New(state func() status.Status, log *zap.Logger) *Server {
 	s := &Server{log: log}
 	early := http.NewServeMux()
@@ -53,9 +53,9 @@ func New(state func() status.Status, log *zap.Logger) *Server {
 	return s
 }
 
-// Begin answers for disks in use, the sessions of a target, and snapshots. It resumes the handovers
-// that were open when the daemon stopped, so their time goes on even if nobody can connect. It is
-// called once.
+// Begin makes the server answer for disks in use, the sessions of a target, and snapshots. It
+// resumes the handovers that were open when the daemon stopped, so their time goes on even if
+// nobody can connect. It is called once.
 func (s *Server) Begin(disks Disks, sessions Sessions, snapshots Snapshots) {
 	s.handovers = newHandovers(disks, s.log)
 	s.sessions = &sessionControl{sessions, s.log}
@@ -74,7 +74,7 @@ func (s *Server) Begin(disks Disks, sessions Sessions, snapshots Snapshots) {
 	s.begun.Store(mux)
 }
 
-// Listen starts to answer at a path. It makes the directory if it is missing, and replaces the
+// Listen begins to answer at a path. It makes the directory if it is missing, and replaces the
 // socket of a killed daemon, but nothing else.
 func (s *Server) Listen(path string) error {
 	l, err := socket.ListenUnix(path)
@@ -98,8 +98,8 @@ func (s *Server) Added(lun uint16) {
 // Removed says that a LUN was removed. Its timer stops, because another disk may get its number.
 func (s *Server) Removed(lun uint16) { s.handovers.arm(lun, 0) }
 
-// Close ends every connection and removes the socket. Open handovers no longer run out; they go on
-// after the next start.
+// Close ends every connection and removes the socket. Open handovers do not expire any more; they
+// go on after the next start.
 func (s *Server) Close() {
 	_ = s.http.Close() // it can only fail to close the listener
 	if s.handovers != nil {
@@ -107,10 +107,10 @@ func (s *Server) Close() {
 	}
 }
 
-// maxRequest is the longest request: a snapshot of all disks names each of them.
+// maxRequest is the size of the longest request: a snapshot of all disks names each of them.
 const maxRequest = 1 << 20
 
-// understand reads a request. If it cannot, it answers with the reason.
+// understand decodes a request. If it cannot, it answers with the reason.
 func understand(w http.ResponseWriter, r *http.Request, req any) bool {
 	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
 	decoder.DisallowUnknownFields()
@@ -125,7 +125,7 @@ func understand(w http.ResponseWriter, r *http.Request, req any) bool {
 func answer(w http.ResponseWriter, status int, a any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(a) // if this fails, the client has gone
+	_ = json.NewEncoder(w).Encode(a) // if this fails, the client is gone
 }
 
 type peerKey struct{}

@@ -53,7 +53,7 @@ func (c *sessionControl) kick(w http.ResponseWriter, r *http.Request, user uint3
 	answer(w, http.StatusOK, status.KickAnswer{Ended: ended})
 }
 
-// unknown says that there is nothing to end.
+// unknown says that no session matches.
 func unknown(k status.Kick) string {
 	what := fmt.Sprintf("session %d", k.Session)
 	if k.Initiator != "" {

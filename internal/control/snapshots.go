@@ -17,15 +17,15 @@ import (
 type Snapshots interface {
 	ListSnapshots(disk string) ([]status.Snapshot, error)
 	ChangeSnapshots(ctx context.Context, req status.SnapshotRequest) (done string, err error)
-	// OpenContent opens a snapshot of a disk. It stays at least until it is closed.
+	// OpenContent opens a snapshot of a disk. The snapshot exists at least until it is closed.
 	OpenContent(disk, snapshot string) (*Content, error)
 }
 
 // snapshotTime is how long a request for a snapshot may take. It is shorter than the client's
-// timeout, so that the client learns the reason.
+// timeout, so that the client gets the reason.
 const snapshotTime = timeout - 2*time.Second
 
-// whileAlive is the query of a request for a snapshot that goes with the process that asks.
+// whileAlive is the query for a snapshot that is deleted when the requesting process ends.
 const whileAlive = "while-alive"
 
 // snapshotControl answers the requests about snapshots.
@@ -60,7 +60,7 @@ func (c *snapshotControl) change(w http.ResponseWriter, r *http.Request, user ui
 		zap.Strings("disks", req.Disks), zap.String("name", req.Name), zap.Uint32("by_user", user))
 	peer, ok := r.Context().Value(peerKey{}).(*unix.Ucred)
 	if ok && req.Action == status.SnapshotCreate && r.URL.Query().Has(whileAlive) {
-		// Before the answer, with which the process may end: then its number may be another one's.
+		// Before the answer, after which the process may end and its number be reused.
 		fd, err := unix.PidfdOpen(int(peer.Pid), 0)
 		if err == nil || err == unix.ESRCH { // otherwise it is in another container
 			go c.deleteAfter(fd, req, c.createdAt(req))
@@ -69,15 +69,15 @@ func (c *snapshotControl) change(w http.ResponseWriter, r *http.Request, user ui
 	answer(w, http.StatusOK, status.SnapshotAnswer{Done: done})
 }
 
-// deleteAfter deletes a snapshot when a process has ended, unless that has done so itself. Created
-// is when it was made: another one may have its name by then.
+// deleteAfter deletes a snapshot when a process has ended, unless the process has done so. created
+// is when it was taken: another one may have its name by then.
 func (c *snapshotControl) deleteAfter(process int, req status.SnapshotRequest, created time.Time) {
 	defer unix.Close(process)
 	for err := error(unix.EINTR); process >= 0 && err == unix.EINTR; {
 		_, err = unix.Poll([]unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}, -1)
 	}
 	req.Action = status.SnapshotDelete
-	for range 10 { // its last read may still be under way
+	for range 10 { // the process's last read may still be under way
 		if !c.createdAt(req).Equal(created) {
 			return
 		}
@@ -90,7 +90,7 @@ func (c *snapshotControl) deleteAfter(process int, req status.SnapshotRequest, c
 	}
 }
 
-// createdAt is when the snapshot of a request was made; zero: there is none.
+// createdAt is when the snapshot of a request was taken; zero: there is none.
 func (c *snapshotControl) createdAt(req status.SnapshotRequest) time.Time {
 	all, _ := c.disks.ListSnapshots(req.Disks[0])
 	for _, s := range all {

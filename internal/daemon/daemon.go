@@ -40,7 +40,7 @@ type Daemon struct {
 	auth      *chap.Authenticator // nil: initiators need not authenticate
 	metrics   *metrics.Metrics
 	readyFile readyfile.File
-	launcher  *Launcher     // nil: it is no hook of KubeVirt
+	launcher  *Launcher     // nil: this is no hook of KubeVirt
 	ready     chan struct{} // closed when every LUN can be used
 
 	sources *sources.Sources
@@ -51,8 +51,8 @@ type Daemon struct {
 	refused refusedLogins
 
 	gate       hookGate
-	hookPortal libvirt.Portal // beside the hook's socket; zero: none; set before it answers
-	atAddress  sync.Once      // logs that a machine has come to hookPortal
+	hookPortal libvirt.Portal // address beside the socket, or zero; set before the hook answers
+	atAddress  sync.Once      // logs that a machine has connected to hookPortal
 
 	mu      sync.Mutex
 	state   status.State     // guarded by mu
@@ -104,8 +104,8 @@ func New(opt options.Options) (*Daemon, error) {
 	return d, nil
 }
 
-// Attend makes the daemon answer this launcher, which may have asked already, instead of one of its
-// own. Call it before Run.
+// Attend makes the daemon answer this launcher, which may have asked already, instead of a new one.
+// Call it before Run.
 func (d *Daemon) Attend(l *Launcher) {
 	if d.launcher = l; l != nil {
 		l.mu.Lock()
@@ -124,7 +124,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		zap.String("commit", d.opt.Build.Commit))
 	ctx, stopAttending := d.launcher.attend(ctx)
 	defer stopAttending()
-	// Try both, so that the error of a second daemon in one network names all ports that are taken.
+	// Try both, so that the error of a second daemon in one network names all taken ports.
 	closePages, pagesErr := d.servePages(ctx)
 	defer closePages()
 	listeners, err := listenAll(ctx, d.opt.Portals, d.opt.SettingsOf(&d.opt.Portals))
@@ -134,8 +134,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err := errors.Join(pagesErr, err, nbdErr); err != nil {
 		return err
 	}
-	// Not earlier: if somebody starts a second daemon beside a running one, for example with exec
-	// in its container, it must fail at its ports, and not make the first one unready.
+	// Not earlier: a second daemon that is started beside a running one, for example by exec in its
+	// container, must fail at its ports, and not make the first one unready.
 	if err := d.readyFile.Clear(); err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err := d.openVolumes(ctx); err != nil {
 		return err
 	}
-	defer func() { _ = d.volumes.Close(ctx) }() // if stop has not done it
+	defer func() { _ = d.volumes.Close(ctx) }() // if stop has not done so
 	p, err := d.openDisks(ctx)
 	switch {
 	case ctx.Err() != nil:
@@ -166,7 +166,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, d.closeDisks(context.Background()))
 	}
-	// Sweep while serving: a file system may need long to free a large file.
+	// Sweep while serving: a file system may take long to free a large file.
 	sweeping, stopSweeping := context.WithCancel(ctx)
 	var swept sync.WaitGroup
 	swept.Go(func() { p.Sweep(sweeping) })
@@ -181,7 +181,8 @@ func (d *Daemon) openVolumes(ctx context.Context) error {
 	if opt == nil {
 		return nil
 	}
-	// A new one would not survive. It must not be made with the directory of the volumes in it.
+	// A new persistent directory would not survive. It must not be made together with the directory
+	// of the volumes in it.
 	if err := plan.CheckPersistent(&d.opt); err != nil {
 		return err
 	}
@@ -216,7 +217,7 @@ func (d *Daemon) openDisks(ctx context.Context) (*plan.Plan, error) {
 	return p, d.disks.Start(ctx, p)
 }
 
-// closeDisks closes the disks and what they are made from.
+// closeDisks closes the disks and their images.
 func (d *Daemon) closeDisks(ctx context.Context) error {
 	return d.disks.Close(ctx, d.sources.Close)
 }
@@ -295,8 +296,7 @@ func (d *Daemon) serveTarget(ctx context.Context, p *plan.Plan, srv *target.Serv
 	return errors.Join(err, d.stop(srv))
 }
 
-// listenOwn answers at the socket by which this user's commands find the daemon, also while it
-// starts.
+// listenOwn answers at the socket where this user's commands find the daemon, also while it starts.
 func (d *Daemon) listenOwn(c *control.Server) {
 	if d.opt.OwnSocket == "" {
 		return
@@ -312,7 +312,7 @@ func (d *Daemon) listenControl(c *control.Server) {
 		return
 	}
 	if err := c.Listen(d.opt.ControlSocket); err != nil {
-		// The disks can be served without it.
+		// The disks can be served without a control socket.
 		d.log.Warn("there is no control socket, so handover, sessions, kick, snapshot and commit "+
 			"find no daemon", zap.String("socket", d.opt.ControlSocket), zap.Error(err),
 			zap.String("try",
@@ -336,8 +336,8 @@ const (
 	drainTimeout = 8 * time.Second
 )
 
-// stop drains the sessions and flushes the data that initiators were told is durable. An error
-// means that data may be lost.
+// stop drains the sessions and flushes the data that was acknowledged as durable. An error means
+// that data may be lost.
 func (d *Daemon) stop(srv *target.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
@@ -357,7 +357,7 @@ func (d *Daemon) stop(srv *target.Server) error {
 	}
 	err := d.disks.Flush(ctx)
 	if drainErr == nil && ctx.Err() == nil {
-		// If commands did not end, calls to a disk are still in progress. The end of the process
+		// If commands did not end, calls to a disk are still under way. The end of the process
 		// closes the disk.
 		err = errors.Join(err, d.closeDisks(ctx))
 	}
@@ -367,9 +367,8 @@ func (d *Daemon) stop(srv *target.Server) error {
 	return err
 }
 
-// WantHandover carries out the step of a handover that an annotation asks for, unless that is done
-// already. The page /status shows the result. It is called again and again as long as the
-// annotation exists.
+// WantHandover carries out the step of a handover that an annotation asks for, unless it was done.
+// The page /status shows the result. It is called again and again as long as the annotation exists.
 func (d *Daemon) WantHandover(ctx context.Context, asked string) (done bool) {
 	now := &status.HandoverOutcome{Asked: asked}
 	var err error
@@ -401,7 +400,7 @@ func (d *Daemon) wantHandover(ctx context.Context, asked string) (string, error)
 	return c.Want(ctx, req)
 }
 
-// Reload puts new settings of disks into force, see served.Disks.Reload.
+// Reload applies new settings of disks, see served.Disks.Reload.
 func (d *Daemon) Reload(next options.Settings) (done, later []string, err error) {
 	if err := d.running(); err != nil {
 		return nil, nil, err

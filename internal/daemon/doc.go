@@ -2,14 +2,14 @@
 // pages, the control socket, the ready file, and the drain at the end.
 //
 // A program makes a Daemon from options (package options) and calls Run, which serves until its
-// context ends. Meanwhile Ready tells when every LUN can be used, Status returns the state, Reload
+// context ends. Ready is closed when every LUN can be used, Status returns the state, Reload
 // applies new settings, and ReplaceCredentials new credentials. The program handles signals,
 // settings files, the environment and the log.
 //
-// What happens to disks is in packages of their own, each of which knows only those before it:
-// sources finds images, plan decides how each is served, served has the disks while they are, and
-// volumes makes more of them on demand. The Daemon gives each what it needs, and has the ports, the
-// state and the ready file.
+// Packages of their own have the steps of a disk, and each knows only those before it: sources
+// finds images, plan decides how each is served, served has the disks while they are served, and
+// volumes makes more of them on demand. The Daemon connects these, and has the ports, the state and
+// the ready file.
 //
 // Run does things in this order. If a step fails, the steps before it are undone:
 //
@@ -23,7 +23,7 @@
 //   - when the context ends: the ready file goes, volumes cannot be asked for any more, the
 //     initiators are asked to log out, their commands end, the disks are flushed and closed
 //
-// It guarantees that Run returns nil only if no data is lost that an initiator was told is durable.
+// It guarantees that Run returns nil only if no data is lost that was acknowledged as durable.
 // Several daemons in one process share nothing, as long as their options do not: this package has
 // no state.
 package daemon

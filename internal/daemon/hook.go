@@ -26,8 +26,8 @@ const (
 	// hookReconnect is how long QEMU holds requests while a connection that was lost, for example
 	// by kick, is made again.
 	hookReconnect = 30 * time.Second
-	// hookVhostReconnect is how long QEMU waits before each try to connect to a disk by vhost-user
-	// again. It tries for as long as the machine lives, and the guest waits.
+	// hookVhostReconnect is how long QEMU waits before each attempt to reconnect a disk by
+	// vhost-user. It tries for as long as the machine lives, and the guest waits.
 	hookVhostReconnect = time.Second
 	// hookInherit is how long the servers of the disks may take when a machine arrives.
 	hookInherit = 30 * time.Second
@@ -40,7 +40,7 @@ var (
 		"launcher, container compute, says what has failed before, such as another hook sidecar")
 )
 
-// machines is the number of connections that use disks; -1: none can be used yet.
+// machines is the number of connections that use disks; -1: none can use one yet.
 func (d *Daemon) machines() int {
 	if d.running() != nil {
 		return -1
@@ -52,17 +52,17 @@ func (d *Daemon) machines() int {
 	return n
 }
 
-// hookGate says whether somebody may use the disks of a hook: nobody, before the launcher was
-// answered with success. KubeVirt (1.7) starts QEMU where a machine arrives also if its hooks were
-// not asked, or have refused: it tries again without asking.
+// hookGate decides whether the disks of a hook may be used: not before the launcher got its first
+// successful answer. KubeVirt (1.7) starts QEMU for an arriving machine even if its hooks were not
+// asked, or have refused: it tries again without asking.
 type hookGate struct {
 	mu      sync.Mutex // held while a call of the launcher is answered
-	given   bool       // guarded by mu; the disks were given to the launcher of this pod
-	refused error      // guarded by mu; they are refused for as long as the pod lives
+	given   bool       // guarded by mu; the launcher of this pod got the disks
+	refused error      // guarded by mu; why they are refused for as long as the pod lives
 }
 
-// The answer that is kept in the pod, for a container that is started again under its machine: the
-// first word, and behind the second one the reason. Without an answer the disks are refused.
+// The answer that is stored in the pod, for a container that is restarted under its machine: the
+// first word, or the second word and the reason. Without an answer the disks are refused.
 const (
 	answerGiven   = "given"
 	answerRefused = "refused: "
@@ -99,7 +99,7 @@ func (d *Daemon) define(ctx context.Context, c kubevirt.Call) (domain []byte, er
 	return domain, nil
 }
 
-// give lets the disks be used. It is called with gate.mu held.
+// give allows the use of the disks. It is called with gate.mu held.
 func (d *Daemon) give() error {
 	if d.gate.given {
 		return nil
@@ -113,12 +113,12 @@ func (d *Daemon) give() error {
 	return nil
 }
 
-// refuseForGood refuses the disks to everybody for as long as the pod lives, also when this
-// container is started again. It is called with gate.mu held.
+// refuseForGood refuses the disks for as long as the pod lives, also after a restart of this
+// container. It is called with gate.mu held.
 func (d *Daemon) refuseForGood(reason error) {
 	d.gate.given, d.gate.refused = false, reason
 	d.inUse.Refuse(reason)
-	close(d.launcher.refused) // once: from now on define returns before it comes here
+	close(d.launcher.refused) // once: from now on define returns earlier
 	d.log.Warn("the disks are refused to all clients from now on", zap.Error(reason))
 	err := d.keepAnswer(answerRefused + reason.Error())
 	if err == nil {
@@ -143,8 +143,8 @@ func (d *Daemon) keepAnswer(text string) error {
 }
 
 // closeGate refuses the disks of a hook until its launcher has them, unless an earlier run in this
-// pod has given them. What that run refused is refused by whoever serves at its socket, such as a
-// container that a person has added to the pod. It is called before anybody can connect.
+// pod has given them. If that run has refused them, so does every server at its socket, such as a
+// container that a person has added to the pod. closeGate is called before anybody can connect.
 func (d *Daemon) closeGate() error {
 	d.gate.mu.Lock()
 	defer d.gate.mu.Unlock()
@@ -176,10 +176,10 @@ func (d *Daemon) closeGate() error {
 	return nil
 }
 
-// checkClaim refuses a machine that says that its claim is elsewhere than where the disks are.
+// checkClaim refuses a machine whose claim is in another place than the disks.
 func (d *Daemon) checkClaim(c kubevirt.Call) error {
 	if !d.opt.Hook.ClaimFound {
-		return nil // a person has said where they are
+		return nil // a person has named the place
 	}
 	dir, said, err := c.Claim(d.opt.Hook.Container)
 	if err != nil || !said || dir == d.opt.PersistentDir ||
@@ -255,7 +255,7 @@ func (d *Daemon) putDisks(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 const socketsDropped = "KubeVirt 1.9 writes the domain again behind this hook's answer, without " +
 	"sockets, if the cluster has an object of kind Plugin"
 
-// sayIfAskedAgain logs that KubeVirt has not used the answer before.
+// sayIfAskedAgain logs that KubeVirt has not used the former answer.
 func (d *Daemon) sayIfAskedAgain(c kubevirt.Call, disks []kubevirt.Disk) {
 	if !d.gate.given || d.machines() > 0 || c.Arrives() ||
 		!kubevirt.Fresh(c, disks, d.opt.Hook.Container) {
@@ -267,7 +267,7 @@ func (d *Daemon) sayIfAskedAgain(c kubevirt.Call, disks []kubevirt.Disk) {
 		socketsDropped + ". Then use the transport nbd, or be a plugin")
 }
 
-// sayIfAtAddress logs, once, that the machine has no socket.
+// sayIfAtAddress logs, once, that the machine connects to the address instead of the socket.
 func (d *Daemon) sayIfAtAddress(e serving.LoginEvent) {
 	if d.hookPortal.Host == "" || e.Client != d.opt.Hook.NBD().String() {
 		return
@@ -280,8 +280,8 @@ func (d *Daemon) sayIfAtAddress(e serving.LoginEvent) {
 	}
 }
 
-// machineDisks are the disks for the machine, and those of other servers among them, by number. A
-// snapshot that is served is for somebody else, such as a backup.
+// machineDisks are the disks for the machine, and by number those of other servers among them. A
+// served snapshot is for another client, such as a backup.
 func (d *Daemon) machineDisks() (luns []status.LUN, far map[uint16]*nbd.Remote) {
 	mine := map[uint16]bool{}
 	far = map[uint16]*nbd.Remote{}
@@ -302,7 +302,7 @@ func (d *Daemon) machineDisks() (luns []status.LUN, far map[uint16]*nbd.Remote) 
 	return luns, far
 }
 
-// todo is what a person should do; it follows the reason in a message.
+// todo is the advice that follows the reason in a message.
 func todo(do string) string {
 	if do == "" {
 		return ""
@@ -310,8 +310,8 @@ func todo(do string) string {
 	return ": " + do
 }
 
-// hookAccess is the access mode in the domain. A disk that is shared to be written is not: nobody
-// else reaches it in the pod, and KubeVirt would take the machine for one that can migrate.
+// hookAccess is the access mode in the domain. A write-shared disk is not marked as shared: nobody
+// else in the pod reaches it, and KubeVirt would take the machine for one that can migrate.
 func hookAccess(mode string) libvirt.AccessMode {
 	if mode == string(serving.AccessReadShared) {
 		return libvirt.ReadShared

@@ -22,45 +22,45 @@ const (
 	hookQuiet = 2 * time.Second
 	// hookTimeout is how long QEMU may stay after the launcher has said that it has ended.
 	hookTimeout = 30 * time.Second
-	// hookRefused is how long a hook goes on that has refused a machine that arrives by a live
-	// migration. KubeVirt (1.7) starts QEMU all the same within a second, which is told why.
+	// hookRefused is how long a hook goes on after it has refused a machine that arrives by a live
+	// migration. KubeVirt (1.7) starts QEMU all the same within a second, and QEMU gets the reason.
 	hookRefused = time.Minute
 	hookPoll    = 50 * time.Millisecond
-	// hookLook is how often a hook looks for the launcher, and hookMissed for how many looks in a
-	// row it must be missing: the kernel's list of sockets can change while it is read in pieces.
+	// hookLook is how often a hook looks for the launcher. It must be missing hookMissed times in a
+	// row, because the kernel's list of sockets can change while it is read in pieces.
 	hookLook   = time.Second
 	hookMissed = 3
 	// hookClose is how long calls of the launcher may take at a stop.
 	hookClose = 2 * time.Second
 )
 
-// launcherSockets is where the launcher has the socket at which virt-handler reaches it: from
-// before it asks for a domain, until its end.
+// launcherSockets is the directory of the launcher's socket for virt-handler. The socket exists
+// from before the launcher asks for a domain until its end.
 const launcherSockets = "/var/run/kubevirt/sockets/"
 
-// Launcher is KubeVirt's launcher of the pod, which is answered at the hook's socket. Any number of
-// goroutines may call its methods.
+// Launcher answers KubeVirt's launcher of the pod, at the hook's socket. Any number of goroutines
+// may call its methods.
 type Launcher struct {
 	hook    *options.Hook
 	log     *zap.Logger
 	server  *kubevirt.Server
-	sockets string             // launcherSockets, but for tests
+	sockets string             // launcherSockets, except in tests
 	ended   chan struct{}      // closed by end
 	end     func()             // the machine has ended, or does not come
 	refused chan struct{}      // closed when a machine that arrives was refused for good
-	gone    chan struct{}      // closed when nobody answers any more
+	gone    chan struct{}      // closed when calls are not answered any more
 	asked   chan kubevirt.Call // has the first call
 	can     chan struct{}      // closed when define is set
 
 	closed sync.Once
 	mu     sync.Mutex
 	served chan error // guarded by mu; nil: there is no socket yet
-	// machines is the number of connections that use disks; -1: none can be used yet. Guarded by mu
+	// machines is the number of connections that use disks; -1: none can use one yet. Guarded by mu
 	machines func() int
 	define   func(context.Context, kubevirt.Call) ([]byte, error)
 }
 
-// NewLauncher makes a launcher that is not answered yet. Without a hook there is none: nil.
+// NewLauncher makes a Launcher that does not answer yet. Without a hook it returns nil.
 func NewLauncher(h *options.Hook, log *zap.Logger) *Launcher {
 	if h == nil {
 		return nil
@@ -91,9 +91,9 @@ func (l *Launcher) answer(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 	}
 }
 
-// Claim lets the launcher ask for the disks before there are any, and returns where the machine
-// says that this container has its claim: see kubevirt.Call. The launcher is answered later, by the
-// daemon that attends to it or by Refuse.
+// Claim accepts the launcher's first call before there are disks, and returns the place of this
+// container's claim in the machine: see kubevirt.Call. The answer comes later, from the daemon that
+// attends to the launcher or from Refuse.
 func (l *Launcher) Claim(ctx context.Context) (dir string, said bool, err error) {
 	if err := l.listen(); err != nil {
 		return "", false, err
@@ -112,7 +112,7 @@ func (l *Launcher) Claim(ctx context.Context) (dir string, said bool, err error)
 // Ended reports whether the machine has ended, or does not come. The launcher may be nil.
 func (l *Launcher) Ended() bool { return l != nil && isClosed(l.ended) }
 
-// listen makes the hook's socket, unless it is there.
+// listen makes the hook's socket, unless it exists.
 func (l *Launcher) listen() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -131,13 +131,13 @@ func (l *Launcher) listen() error {
 }
 
 // watch waits for the end of the launcher, which does not always say that its machine has ended:
-// older ones never, and others not if they gave up before they had one, for example because another
-// hook sidecar has failed. What the pod has left then holds the pod, and with it, where a machine
-// should arrive, the next migration.
+// older launchers never do, and others not if they gave up before they had one, for example because
+// another hook sidecar has failed. As long as a container of the pod runs, the pod stays and, where
+// a machine should arrive, delays the next migration.
 //
 // The containers of a pod share a network, and with it the kernel's list of Unix sockets, wherever
-// their files are. Only a launcher that was there can be missed, and QEMU ends with it: who still
-// uses a disk proves that it is there.
+// their files are. Only a launcher that was seen can be missed. QEMU ends with it, so a disk in use
+// proves that the launcher is there.
 func (l *Launcher) watch() {
 	tick := time.NewTicker(hookLook)
 	defer tick.Stop()
@@ -170,8 +170,8 @@ func (l *Launcher) watch() {
 	}
 }
 
-// listens reports whether the list has a socket at which the launcher listens. That of a client
-// that is connected there has its path, too (proc(5)).
+// listens reports whether the list has a socket at which the launcher listens. The launcher's end
+// of a connection has the same path (proc(5)).
 func (l *Launcher) listens(sockets []byte) bool {
 	for line := range bytes.Lines(sockets) {
 		const flags, path, listening = 3, 7, "00010000"
@@ -184,7 +184,7 @@ func (l *Launcher) listens(sockets []byte) bool {
 	return false
 }
 
-// using is the number of connections that use disks; -1: none can be used yet.
+// using is the number of connections that use disks; -1: none can use one yet.
 func (l *Launcher) using() int {
 	l.mu.Lock()
 	machines := l.machines
@@ -192,7 +192,7 @@ func (l *Launcher) using() int {
 	return machines()
 }
 
-// answerBy has the launcher answered by define from now on.
+// answerBy makes define answer the launcher from now on.
 func (l *Launcher) answerBy(define func(context.Context, kubevirt.Call) ([]byte, error)) error {
 	if err := l.listen(); err != nil {
 		return err
@@ -202,7 +202,7 @@ func (l *Launcher) answerBy(define func(context.Context, kubevirt.Call) ([]byte,
 	return nil
 }
 
-// serve answers the launcher, which waits for that: the disks can be used now. end ends it.
+// serve answers the launcher, which waits for the disks. end ends it.
 func (l *Launcher) serve(define func(context.Context, kubevirt.Call) ([]byte, error)) (
 	served <-chan error, end func(), err error) {
 	if l == nil {
@@ -216,7 +216,7 @@ func (l *Launcher) serve(define func(context.Context, kubevirt.Call) ([]byte, er
 	return l.served, l.Close, nil
 }
 
-// Close ends the answering. Later calls do nothing.
+// Close ends the answers. Later calls do nothing.
 func (l *Launcher) Close() {
 	l.closed.Do(func() { close(l.gone) })
 	ctx, cancel := context.WithTimeout(context.Background(), hookClose)
@@ -224,9 +224,9 @@ func (l *Launcher) Close() {
 	_ = l.server.Close(ctx) // it is closed in any case
 }
 
-// Refuse tells the launcher why there are no disks: it does not start the machine, and its log has
-// the reason. Without that it would wait for the hook. Refuse returns when ctx ends, or the
-// launcher.
+// Refuse answers the launcher with the reason why there are no disks. Then the launcher does not
+// start the machine, and logs the reason. Without an answer it would wait for the hook. Refuse
+// returns when ctx or the launcher ends.
 func (l *Launcher) Refuse(ctx context.Context, reason error) error {
 	err := l.answerBy(func(context.Context, kubevirt.Call) ([]byte, error) { return nil, reason })
 	if err != nil {
@@ -243,10 +243,10 @@ func (l *Launcher) Refuse(ctx context.Context, reason error) error {
 	}
 }
 
-// attend returns a context that ends when the daemon shall stop. That of a hook ends when the
-// machine has: the pod's end is announced to all containers at once, and the guest still shuts down
-// then. It also ends when a machine was refused: KubeVirt makes no pod for the next migration while
-// a container of that one runs.
+// attend returns a context that ends when the daemon shall stop. For a hook, that is when the
+// machine has ended: all containers are told of the pod's end at once, while the guest still shuts
+// down. It also ends when a machine was refused: KubeVirt makes no pod for the next migration while
+// a container of this one runs.
 func (l *Launcher) attend(ctx context.Context) (longer context.Context, stop context.CancelFunc) {
 	if l == nil {
 		return ctx, func() {}

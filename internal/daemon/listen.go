@@ -26,14 +26,14 @@ func listenAll(ctx context.Context, portals []options.Address, by options.Altern
 	return all, nil
 }
 
-// closeAll closes what listens, even if it is closed already.
+// closeAll closes listeners, even if they are closed already.
 func closeAll[L net.Listener](listeners []L) {
 	for _, l := range listeners {
 		_ = l.Close()
 	}
 }
 
-// listen binds one of several addresses, which those settings choose. The error says what to do.
+// listen binds one of several addresses. The error names the settings that choose them.
 func listen(ctx context.Context, what string, a options.Address, all []options.Address,
 	by options.Alternatives) (net.Listener, error) {
 	lc := net.ListenConfig{KeepAliveConfig: socket.KeepAlive}

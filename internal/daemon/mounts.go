@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mounts returns the directories at which a volume for disks may be mounted: those that can be
-// written, but not the directories in own, those around them and in them, and the system's.
+// Mounts returns the directories that may be mounts of volumes for disks: the writable ones,
+// without the directories in own, those around them and in them, and the system's.
 func Mounts(own []string) []string {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
-		return nil // nobody can tell
+		return nil // the list of mounts cannot be read
 	}
 	defer f.Close()
 	return mountsIn(f, own)
 }
 
-// mountsIn reads a list of mounts as in /proc/self/mountinfo (proc(5)).
+// mountsIn reads a list of mounts in the form of /proc/self/mountinfo (proc(5)).
 func mountsIn(mounts io.Reader, own []string) (found []string) {
 	for lines := bufio.NewScanner(mounts); lines.Scan(); {
 		before, after, _ := strings.Cut(lines.Text(), " - ")
@@ -45,7 +45,7 @@ func mountsIn(mounts io.Reader, own []string) (found []string) {
 	return found
 }
 
-// notForDisks are the file systems that are in memory, or the container's own.
+// notForDisks are file systems in memory, or the container's own.
 var notForDisks = []string{"proc", "sysfs", "tmpfs", "devtmpfs", "devpts", "mqueue",
 	"cgroup", "cgroup2", "overlay", "securityfs", "debugfs", "tracefs", "bpf", "pstore",
 	"hugetlbfs", "ramfs", "binfmt_misc", "nsfs", "configfs", "fusectl"}

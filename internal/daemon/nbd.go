@@ -37,7 +37,7 @@ func (l nbdListener) address() string {
 	return strings.TrimPrefix(l.Name, serving.AddressPrefix)
 }
 
-// absolute is a path for others, who may be in another directory.
+// absolute makes a path for others, whose working directory may differ.
 func absolute(path string) string {
 	if abs, err := filepath.Abs(path); err == nil {
 		return abs
@@ -89,8 +89,8 @@ func (d *Daemon) listenNBD(ctx context.Context) (all []nbdListener, err error) {
 	return append(all, d.listenForLauncher(ctx)...), nil
 }
 
-// listenForLauncher binds the address of a hook beside its socket. It belongs to the same client:
-// the machine. Only a machine that lost the socket needs it, so it is not there if it is taken.
+// listenForLauncher binds the address of a hook beside its socket. Both belong to the same client:
+// the machine. Only a machine that lost the socket needs the address, so a taken port is no error.
 func (d *Daemon) listenForLauncher(ctx context.Context) []nbdListener {
 	if d.opt.Hook == nil {
 		return nil
@@ -110,8 +110,8 @@ func (d *Daemon) listenForLauncher(ctx context.Context) []nbdListener {
 	return []nbdListener{{l, nbd.Portal{Name: d.opt.Hook.NBD().String(), SameUser: true}}}
 }
 
-// serveNBD accepts clients at all portals of NBD, until the server is shut down. It returns an
-// error if one fails before.
+// serveNBD accepts clients at all portals of NBD, until the server is shut down. If one fails
+// before, it returns the error.
 func (d *Daemon) serveNBD(listeners []nbdListener) <-chan error {
 	served := make(chan error, len(listeners))
 	for _, l := range listeners {
@@ -125,14 +125,14 @@ func (d *Daemon) serveNBD(listeners []nbdListener) <-chan error {
 	return served
 }
 
-// sessions are those of all protocols.
+// sessions are the sessions of all protocols.
 type sessions []interface {
 	Sessions() []status.Session
 	EndSessions(which func(status.Session) bool) []status.Session
 	Shutdown(context.Context) error
 }
 
-// sessionsWith are those of all front ends.
+// sessionsWith are the sessions of all front ends.
 func (d *Daemon) sessionsWith(srv *target.Server) sessions {
 	all := sessions{srv, d.nbd}
 	if d.vhost != nil {

@@ -47,7 +47,7 @@ func (d *Daemon) servePages(ctx context.Context) (closePages func(), err error) 
 		_ = srv.Serve(l)
 	}()
 	return func() {
-		// A watcher of the page learns that the daemon ends, unless that takes long.
+		// A browser with the page learns that the daemon ends, unless that takes long.
 		page.Stop()
 		ctx, cancel := context.WithTimeout(context.Background(), farewell)
 		defer cancel()
@@ -76,7 +76,7 @@ func (d *Daemon) pages(page *pages.Page, log *zap.Logger) http.Handler {
 	return pages.OnlyHosts(mux, d.opt.PagesHosts, d.opt.Setting(&d.opt.PagesHosts).String())
 }
 
-// countUploads counts the uploads into volumes, for the metrics.
+// countUploads returns the metrics of uploads into volumes.
 func (d *Daemon) countUploads() *metrics.Uploads {
 	d.mu.Lock()
 	v := d.volumes

@@ -13,11 +13,11 @@ import (
 )
 
 const (
-	// maxRefused is how many refused logins are kept, and maxRefusedFrom those from one address:
-	// nobody can push out what others have tried from elsewhere.
+	// maxRefused is how many refused logins are kept, and maxRefusedFrom how many from one address:
+	// so nobody can displace the attempts of others.
 	maxRefused     = 64
 	maxRefusedFrom = 8
-	// maxRefusedText is how many bytes of what a peer has sent are kept in one field.
+	// maxRefusedText is how many bytes of a peer's text are kept in one field.
 	maxRefusedText = 300
 	// refusedFor is how long a refused login is shown.
 	refusedFor = 24 * time.Hour
@@ -40,7 +40,7 @@ func (o eventSink) LoginRefused(e serving.LoginEvent) {
 	o.refused.add(e, time.Now())
 }
 
-// refusedLogins are the last refused logins, those that are alike as one.
+// refusedLogins are the last refused logins. Equal ones are counted as one.
 type refusedLogins struct {
 	mu  sync.Mutex
 	all []status.RefusedLogin // guarded by mu; the oldest first
@@ -86,7 +86,7 @@ func (l *refusedLogins) add(e serving.LoginEvent, now time.Time) {
 	l.all = append(l.all, next)
 }
 
-// latest returns the refused logins that are still shown, the last one first.
+// latest returns the refused logins to show, the last one first.
 func (l *refusedLogins) latest(now time.Time) (all []status.RefusedLogin) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -40,8 +40,8 @@ func (d *Daemon) setPortals(listeners []net.Listener, nbd []nbdListener) {
 	}
 }
 
-// isReady returns nil once every LUN can be used, and as long as one can be. Otherwise it says what
-// is missing.
+// isReady returns nil once every LUN can be used, and then as long as one can. Otherwise it says
+// what is missing.
 func (d *Daemon) isReady() error {
 	d.mu.Lock()
 	now := d.state
@@ -55,7 +55,7 @@ func (d *Daemon) isReady() error {
 	return errors.New(string(now))
 }
 
-// starting is what the start waits for in a state; nil: it is over.
+// starting is what the start waits for; nil: the start is over.
 func (d *Daemon) starting(now status.State) *status.Condition {
 	c := &status.Condition{State: status.DiskStarting, Since: d.started}
 	switch now {
@@ -89,7 +89,8 @@ func (d *Daemon) boundPortals() []string {
 	return slices.Clone(d.portals)
 }
 
-// Status returns the page /status. It may be called at any time, and waits for no disk for long.
+// Status returns the content of the page /status. It may be called at any time, and waits for no
+// disk for long.
 func (d *Daemon) Status() status.Status {
 	d.mu.Lock()
 	srv, volumes := d.target, d.volumes
@@ -182,8 +183,8 @@ func (d *Daemon) announce() {
 	}
 }
 
-// ISCSIURI is how libiscsi's clients on this machine name a LUN at the first portal, or with 0 the
-// portal. user is the name for CHAP, or "". The password is in no URI.
+// ISCSIURI is the URI of a LUN at the first portal for libiscsi's clients on this machine; with lun
+// 0, the portal's. user is the name for CHAP, or "". No URI has the password.
 func ISCSIURI(s *status.Status, user string, lun uint16) string {
 	if user != "" {
 		user += "@"
@@ -195,8 +196,8 @@ func ISCSIURI(s *status.Status, user string, lun uint16) string {
 	return uri + "/" + libvirt.SourceName(s.TargetName, int(lun))
 }
 
-// NBDURI is the URI of a disk at the first portal of NBD, for a client on this machine. It leads to
-// no other disk of that name.
+// NBDURI is the URI of a disk at the first portal of NBD, for a client on this machine. It names no
+// other disk of that name.
 func NBDURI(s *status.Status, l *status.LUN) string {
 	return nbdURI(s, pages.ExportForLibvirt(l, s).Name)
 }

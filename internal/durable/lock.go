@@ -20,31 +20,34 @@ const (
 	// LockName is the lock file in an image's work directory. The process that locks it owns the
 	// directory. Only Sweep removes it.
 	LockName = "lock"
-	// PersistentLockName is the same in the directory of a persistent disk. It goes with the disk.
+	// PersistentLockName is the same in the directory of a persistent disk. It is removed with the
+	// disk.
 	PersistentLockName = "disk.img.lock"
 )
 
 // ErrLockGone says that a lock file was removed before it could be locked.
 var ErrLockGone = errors.New("the lock file was removed while it was locked")
 
-// maxHolder is how many bytes of a lock file are read at most.
+// maxHolder is how many bytes of a lock file are read.
 const maxHolder = 256
 
-// AcquireLock locks the file at path, makes it if need be, and writes this process's number into
-// it. what names the locked thing in a LockedError. After ErrLockGone the caller tries again.
+// AcquireLock locks the file at path, which it makes if it is missing, and writes this process's
+// number into it. what names the locked thing in a LockedError. After ErrLockGone the caller tries
+// again.
 func AcquireLock(path, what string) (*os.File, error) {
 	f, _, err := acquireLock(path, what, os.O_CREATE)
 	return f, err
 }
 
-// AcquireDiskLock is AcquireLock for whoever empties the lock file at its end. killed reports that
-// the one before has not.
+// AcquireDiskLock is AcquireLock for a user that empties the lock file at its end. killed says that
+// the former user has not.
 func AcquireDiskLock(path, what string) (lock *os.File, killed bool, err error) {
 	return acquireLock(path, what, os.O_CREATE)
 }
 
-// AcquireExistingLock is AcquireLock for what is to be removed. If there is no lock file, nobody
-// has used the thing, and the error is fs.ErrNotExist. After any other error somebody may use it.
+// AcquireExistingLock is AcquireLock for a thing that is to be removed. If there is no lock file,
+// nobody has used the thing, and the error is fs.ErrNotExist. After any other error it may be in
+// use.
 func AcquireExistingLock(path, what string) (*os.File, error) {
 	f, _, err := acquireLock(path, what, 0)
 	return f, err
@@ -71,7 +74,7 @@ func acquireLock(path, what string, create int) (f *os.File, used bool, err erro
 	if err != nil {
 		return nil, false, errors.Join(err, f.Close())
 	}
-	// The content is only for messages, so a full disk does not matter. The length is not: see
+	// The content is only for messages, so a full disk does not matter. But its length does: see
 	// AcquireDiskLock. It needs no space.
 	host, _ := os.Hostname()
 	text := fmt.Sprintf("%d %s\n", os.Getpid(), host)
@@ -80,9 +83,9 @@ func acquireLock(path, what string, create int) (f *os.File, used bool, err erro
 	return f, info.Size() > 0, nil
 }
 
-// HoldFile locks a file that a person has named, whether or not the file system has locks, for as
-// long as it is open: how is LOCK_SH to read it, and LOCK_EX to write it. If another process uses
-// it after two seconds still, the error is a *LockedError.
+// HoldFile locks a file that a person has named, for as long as it is open: how is LOCK_SH for
+// reading, and LOCK_EX for writing. A file system without locks is no error. If another process
+// still has the lock after two seconds, the error is a *LockedError.
 func HoldFile(f *os.File, path string, how int) error {
 	if flock.Taken(f, how) {
 		return &LockedError{Path: path, Holder: "another process"}
@@ -90,8 +93,8 @@ func HoldFile(f *os.File, path string, how int) error {
 	return nil
 }
 
-// HoldReplaced is HoldFile for what is overwritten or replaced. A machine that has it is another
-// user, too: QEMU locks its images in a way of its own.
+// HoldReplaced is HoldFile for a file that is overwritten or replaced. It also fails if a machine
+// uses the file: QEMU locks its images in another way.
 func HoldReplaced(f *os.File, path string) error {
 	if flock.InMachine(f) {
 		return &LockedError{Path: path, Holder: "a virtual machine (QEMU)"}
@@ -99,8 +102,8 @@ func HoldReplaced(f *os.File, path string) error {
 	return HoldFile(f, path, unix.LOCK_EX)
 }
 
-// Holds checks that the path of a lock file still leads to the file that was locked. If somebody
-// has moved its directory, what is saved at the path gets into another one.
+// Holds checks that the path of a lock file still leads to the locked file. If its directory was
+// moved, files that are saved at the path get into another one.
 func Holds(lock *os.File, path string) error {
 	if there, err := flock.HasName(lock, path); err != nil || there {
 		return err
@@ -110,8 +113,8 @@ func Holds(lock *os.File, path string) error {
 }
 
 // ReleaseLock unlocks and closes the file that AcquireLock has returned. Closing alone is not
-// enough: a process that is just being started has the open file, too, and with it the lock, until
-// it executes its program.
+// enough: a child process has the open file, too, and with it the lock, until it executes its
+// program.
 func ReleaseLock(f *os.File) error {
 	return errors.Join(flock.Lock(f, unix.LOCK_UN), f.Close())
 }

@@ -16,19 +16,19 @@ import (
 // PartialSuffix marks a file that is still being written.
 const PartialSuffix = ".partial"
 
-// Partial is a file on its way to its final name. Its lock ends when it is closed.
+// Partial is a file on its way to its final name. Closing it releases its lock.
 type Partial struct {
 	File *os.File
 	path string // its final name
 
 	named  bool     // see CreateNamed
-	former *os.File // what has the name now, locked; nil: nothing
+	former *os.File // the file with that name now, locked; nil: there is none
 	synced bool     // the content reaches storage before the name does
 }
 
-// Create begins a file that will get the name path. It removes a partial file that a killed process
-// left behind, which may be a link or belong to another user. If another process is writing one
-// now, Create returns a *LockedError.
+// Create begins a file that will get the name path. It removes a partial file of a killed process,
+// which may be a link or belong to another user. If another process is writing one now, Create
+// returns a *LockedError.
 func Create(path string, mode fs.FileMode) (*Partial, error) {
 	return create(path, mode, unix.LOCK_EX|unix.LOCK_NB)
 }
@@ -49,9 +49,9 @@ func CreateNew(path string, mode fs.FileMode) (*Partial, error) {
 
 // CreateNamed is Create for a path that a person has named. The file that has the name now is
 // locked until the new one replaces it: if another process uses it, CreateNamed returns a
-// *LockedError. What somebody else gives the name meanwhile is not replaced. A power cut leaves the
-// former content under the name, or the new one. may says why the file that has the name now must
-// not be replaced; nil: any may be.
+// *LockedError. A file that gets the name meanwhile is not replaced. A power cut leaves the former
+// content under the name, or the new one. may says why the former file must not be replaced; nil:
+// any file may be.
 func CreateNamed(path string, mode fs.FileMode, may func(former *os.File) error) (*Partial, error) {
 	former, err := OpenToLock(path)
 	switch {
@@ -99,16 +99,16 @@ func create(path string, mode fs.FileMode, how int) (*Partial, error) {
 			f, err = OpenToLock(name)
 		}
 		if errors.Is(err, unix.ELOOP) && osfile.Remove(name) == nil {
-			continue // it was a link, which nobody is writing
+			continue // it was a link, which nobody writes
 		}
 		if gone = nil; errors.Is(err, fs.ErrNotExist) {
-			gone = err // somebody removed it in between, or there is no such directory
+			gone = err // it was removed in between, or there is no such directory
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		if how == unix.LOCK_EX { // who waits gets its turn, however many others were faster
+		if how == unix.LOCK_EX { // a waiting process gets its turn, even if many others were faster
 			tries = 0
 		}
 		current, err := claimPartial(f, name, how)
@@ -121,7 +121,8 @@ func create(path string, mode fs.FileMode, how int) (*Partial, error) {
 		case current && created:
 			return &Partial{File: f, path: path}, nil
 		}
-		// Another process finished it in between, or it was left behind and is removed now.
+		// Another process has finished it in between, or it is a killed process's and was removed
+		// now.
 		f.Close()
 	}
 	if gone != nil {
@@ -130,8 +131,8 @@ func create(path string, mode fs.FileMode, how int) (*Partial, error) {
 	return nil, &LockedError{Path: name, Holder: "another process"}
 }
 
-// OpenToLock opens a file that is there, for writing if it can be: NFS gives an exclusive lock of
-// nothing else.
+// OpenToLock opens an existing file, for writing if possible: NFS gives an exclusive lock only
+// then.
 func OpenToLock(path string) (*os.File, error) {
 	if f, err := osfile.OpenFile(path, os.O_RDWR, 0); err == nil {
 		return f, nil
@@ -215,8 +216,8 @@ func RenameNewNamed(from, to string) error {
 	return RenameNew(from, filepath.Join(dir, filepath.Base(to)))
 }
 
-// RenameNew gives a file another name in its directory, and replaces nothing: then the error is
-// fs.ErrExist.
+// RenameNew renames a file within its directory, and replaces nothing: if the name exists, the
+// error is fs.ErrExist.
 func RenameNew(from, to string) error {
 	err := osfile.Rename(from, to, unix.RENAME_NOREPLACE)
 	if errors.Is(err, fs.ErrExist) {
@@ -225,8 +226,8 @@ func RenameNew(from, to string) error {
 	return err
 }
 
-// FinishSynced is Finish for a file whose content must not get lost: first the content and then the
-// name have reached storage when it returns. Until then the file is locked.
+// FinishSynced is Finish for a file whose content must not be lost: when it returns nil, first the
+// content and then the name have reached storage. Until then the file is locked.
 func (p *Partial) FinishSynced(err error) error {
 	p.synced = true
 	if err = p.Keep(err); err != nil {
@@ -235,9 +236,9 @@ func (p *Partial) FinishSynced(err error) error {
 	return errors.Join(SyncParent(p.path), p.File.Close())
 }
 
-// Write replaces a file of any size by what write puts into it, in one step and in turn with other
-// processes. When it returns, content and name have reached storage. The file has exactly this
-// mode, whatever the process's mask is.
+// Write replaces a file of any size by the output of write, in one step and in turn with other
+// processes. When it returns nil, content and name have reached storage. The file has exactly this
+// mode, whatever the process's umask is.
 func Write(path string, mode fs.FileMode, write func(*os.File) error) error {
 	out, err := CreateInTurn(path, 0o600)
 	if err != nil {

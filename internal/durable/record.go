@@ -12,9 +12,9 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// A record is a small file of JSON: what one start of the program leaves for the next. The checksum
-// covers the exact bytes of the state, and is xxhash64. A state that comes in versions says its
-// own.
+// A record is a small file of JSON that one start of the program writes for the next. The checksum
+// covers the exact bytes of the state, and is xxhash64. A state that has versions has its own in
+// it.
 //
 //	{"xxhash64": "0123456789abcdef", "state": {"version": 2, ...}}
 type record struct {
@@ -27,14 +27,14 @@ type DamagedError struct{ reason string }
 
 func (e *DamagedError) Error() string { return e.reason }
 
-// Damaged makes a DamagedError of what a caller of LoadRecord has found.
+// Damaged makes a DamagedError of a fault that a caller of LoadRecord has found.
 func Damaged(format string, args ...any) error {
 	return &DamagedError{"is damaged: " + fmt.Sprintf(format, args...)}
 }
 
-// SaveRecord replaces a file by a record of that state. It works on a full volume, too: beside the
-// file there is a spare for it. sync is as for Replace. If may returns an error, nothing is
-// replaced: it says whether the directory is still the one that is meant. nil: any is.
+// SaveRecord replaces a file by a record of that state. It works on a full volume, too, by a spare
+// beside the file. sync is as for Replace. may checks whether the directory is still the right one:
+// if it returns an error, nothing is replaced. nil: no check.
 func SaveRecord(path string, state any, may func() error, sync func(*os.File) error) error {
 	text, err := EncodeRecord(state)
 	if err != nil {
@@ -43,9 +43,9 @@ func SaveRecord(path string, state any, may func() error, sync func(*os.File) er
 	return replaceIf(may, path, text, path+SpareSuffix, sync)
 }
 
-// LoadRecord reads a record into a state, if that has one of these versions; without versions it
-// need not have one. The error is fs.ErrNotExist if there is no file, and a *DamagedError if the
-// record cannot be used. After any other error the record may be intact: see IsUnread.
+// LoadRecord reads a record into a state, if its version is one of these; without versions, it need
+// not have one. The error is fs.ErrNotExist if there is no file, and a *DamagedError if the record
+// cannot be used. After any other error the record may be intact: see IsUnread.
 func LoadRecord(path string, state any, versions ...int) error {
 	text, err := Read(path)
 	switch {

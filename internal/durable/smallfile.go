@@ -13,20 +13,20 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// maxSmall is the most bytes that a small file may have.
+// maxSmall is the size of the largest small file, in bytes.
 const maxSmall = 1 << 20
 
-// Replace replaces the content of a file in one step: whatever happens, the file has the old or the
-// new content. With sync, which is (*os.File).Sync, first the content and then the name have
-// reached storage when it returns. With the path of a spare it works on a full volume, too: see
-// keepSpare. If the error is that there is no space, the file certainly has the old content.
+// Replace replaces the content of a file in one step: at any time, the file has the old or the new
+// content. With sync, which is (*os.File).Sync, the content and then the name have reached storage
+// when it returns nil. With the path of a spare it works on a full volume, too: see keepSpare. If
+// the error says that there is no space, the file certainly has the old content.
 func Replace(path string, content []byte, spare string, sync func(*os.File) error) error {
 	return replaceIf(nil, path, content, spare, sync)
 }
 
-// replaceIf is Replace, unless may returns an error. It is asked when the new file lies beside the
-// one to replace: if it says that this is the right directory, nothing is replaced in another one
-// that somebody puts in its place from then on, because the new file is not there.
+// replaceIf is Replace, unless may returns an error. It calls may when the new file is beside the
+// one to replace. If may finds that this is the right directory, nothing is replaced in another one
+// that takes its place later, because the new file is not there.
 func replaceIf(may func() error, path string, content []byte, spare string,
 	sync func(*os.File) error) error {
 	if len(content) > maxSmall { // Read would refuse it
@@ -37,8 +37,8 @@ func replaceIf(may func() error, path string, content []byte, spare string,
 	}
 	err := replaceByNew(may, path, content, sync)
 	if sync == nil {
-		// Without it, a crash could bring back the spare under the file's name, half written or
-		// with the content of an earlier file.
+		// Otherwise a crash could bring the spare back under the file's name, half written or with
+		// the content of an earlier file.
 		sync = (*os.File).Sync
 	}
 	if spare != "" && isFull(err) {
@@ -74,8 +74,8 @@ func replaceByNew(may func() error, path string, content []byte, sync func(*os.F
 	return err
 }
 
-// unsure is an error after the file was replaced: whatever it is about, nobody may take it for one
-// that has changed nothing.
+// unsure is an error after the file was replaced. Its text must not be taken for one that means
+// that nothing has changed.
 func unsure(err error) error {
 	if isFull(err) {
 		return fmt.Errorf("the file is replaced, and a crash may bring back what it was: %v", err)
@@ -108,8 +108,8 @@ func Read(path string) ([]byte, error) {
 	return content, nil
 }
 
-// IsUnread reports whether Read failed without a verdict on the content: the file exists, but the
-// system did not let us read it, for example because no descriptor was free.
+// IsUnread reports whether Read failed without reading the content: the file exists, but the system
+// did not let us read it, for example because no descriptor was free.
 func IsUnread(err error) bool {
 	return errors.As(err, new(*fs.PathError)) && !errors.Is(err, fs.ErrNotExist)
 }

@@ -18,9 +18,8 @@ const (
 	spareSize = 32 << 10
 )
 
-// keepSpare makes a spare if it can: a file whose space is allocated already. When a guest has
-// filled the volume, state that must be saved is written into the spare. The most important one is
-// who may use a disk from now on.
+// keepSpare makes a spare if it can: a file with allocated space. When a guest has filled the
+// volume, important state is written into the spare, above all who may use a disk from now on.
 func keepSpare(path string) {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) == nil && st.Nlink == 1 && st.Blocks*osfile.StatBlock >= spareSize {
@@ -42,11 +41,11 @@ func keepSpare(path string) {
 }
 
 // replaceBySpare is Replace without new space: it writes the content into the spare and swaps the
-// names of the two files. After a crash nobody reads what is in a spare. An error does not count
-// unless the file was replaced.
+// names of the two files. The content of a spare is not read after a crash. After an error, Replace
+// may go on in another way unless the file was replaced.
 func replaceBySpare(may func() error, path string, content []byte, spare string,
 	sync func(*os.File) error) (replaced bool, err error) {
-	// The spare may have been the file until a moment ago. As long as the swap has not reached
+	// The spare may have been the file until a moment ago. As long as that swap has not reached
 	// storage, a crash makes it the file again.
 	if err := SyncDir(filepath.Dir(path), sync); err != nil {
 		return false, err

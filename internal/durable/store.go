@@ -14,11 +14,11 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// Store keeps the state that the logical unit of a disk must remember, as one file per name in a
-// directory. It belongs to the content of the disk: other content has another store. A name
-// consists of a few lower case letters and hyphens. Any number of goroutines may use it.
+// Store has the records of a disk's logical unit, as one file per name in a directory. It belongs
+// to the content of the disk: other content has another store. A name consists of a few lower case
+// letters and hyphens. Any number of goroutines may use it.
 type Store struct {
-	// May says why nothing can be saved now, if it returns an error. nil: everything can. It is set
+	// May returns why nothing can be saved now, or nil. A nil May always allows it. It is set
 	// before the first call.
 	May func() error
 
@@ -33,8 +33,8 @@ type Store struct {
 // little-endian.
 const storeSum = 8
 
-// NewStore returns a store in dir. The first Save makes dir; its parent must exist. With durable,
-// state has reached storage when Save returns. A store must be as durable as its disk.
+// NewStore returns a store in dir. The first Save makes dir; its parent must exist. With durable, a
+// record is on storage when Save returns nil. A store must be as durable as its disk.
 func NewStore(dir string, durable bool) *Store {
 	s := &Store{dir: dir}
 	if durable {
@@ -46,10 +46,10 @@ func NewStore(dir string, durable bool) *Store {
 // Where is the path of the file for that name. The file may not exist.
 func (s *Store) Where(name string) string { return filepath.Join(s.dir, name) }
 
-// spare is the path of the spare, which no name has. See keepSpare.
+// spare is the path of the spare, which is no name of a record. See keepSpare.
 func (s *Store) spare() string { return filepath.Join(s.dir, SpareSuffix) }
 
-// Load returns what was saved last under the name, or nil if there is nothing. A file that Save did
+// Load returns the last saved content of the name, or nil if there is none. A file that Save did
 // not write is an error.
 func (s *Store) Load(name string) ([]byte, error) {
 	s.mu.Lock()
@@ -73,7 +73,7 @@ func (s *Store) Load(name string) ([]byte, error) {
 }
 
 // Save replaces the content under the name. After an error it is the old or the new content.
-// Without data Save forgets the name. The content may have up to 1 MiB.
+// Without data Save removes the name. The content may have up to 1 MiB.
 func (s *Store) Save(name string, data []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,11 +87,11 @@ func (s *Store) Save(name string, data []byte) error {
 			return err
 		}
 		if err := SyncDir(s.dir, s.sync); errors.Is(err, fs.ErrNotExist) {
-			return nil // a directory that does not exist keeps nothing
+			return nil // a directory that does not exist has no records
 		} else if err != nil {
 			return err
 		}
-		keepSpare(s.spare()) // the removed file may have been made of the spare
+		keepSpare(s.spare()) // the removed file may have been the spare
 		return nil
 	}
 	if err := osfile.MakeDir(s.dir); err == nil && s.sync != nil {

@@ -26,9 +26,9 @@ func Lock(f *os.File, how int) error {
 }
 
 // Claim opens a file for the one process that fills it, and renames it when it is complete. Claim
-// makes the file if it is missing, and waits until nobody else has it, or ctx ends: the other
-// process may wait for a network itself. A killed process leaves its file and its content behind:
-// the next one to claim it truncates it.
+// makes the file if it is missing, and waits until no other process has it, or ctx ends: the other
+// may wait for a network. A killed process leaves its file with content: the next claim truncates
+// it.
 func Claim(ctx context.Context, path string) (*os.File, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o644)
@@ -60,11 +60,11 @@ func Claim(ctx context.Context, path string) (*os.File, error) {
 	}
 }
 
-// claimPoll is how often to look whether the owner of a file has done with it.
+// claimPoll is how often to check whether the owner of a file is done with it.
 const claimPoll = 20 * time.Millisecond
 
-// Open opens a file that is there for its lock, for writing if it can be: NFS gives an exclusive
-// lock of nothing else. Who may only read the file may still remove it, if the directory is theirs.
+// Open opens an existing file for its lock, for writing if possible: NFS gives an exclusive lock
+// only then. A user who may only read the file may still remove it, if the directory is theirs.
 func Open(path string) (*os.File, error) {
 	const flags = unix.O_NOFOLLOW | unix.O_NONBLOCK
 	if f, err := os.OpenFile(path, os.O_RDWR|flags, 0); err == nil {
@@ -73,8 +73,7 @@ func Open(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|flags, 0)
 }
 
-// Discard removes a claimed file that its owner has left behind. If it has an owner, nothing
-// happens.
+// Discard removes a claimed file of a killed owner. If it has an owner, Discard does nothing.
 func Discard(path string) error {
 	f, err := Open(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -109,8 +108,8 @@ func HasName(f *os.File, path string) (bool, error) {
 	return err == nil && os.SameFile(mine, now), err
 }
 
-// InMachine reports whether a machine has an open image: QEMU holds locks of another kind on some
-// of these bytes while it uses one.
+// InMachine reports whether a machine uses an image: QEMU holds locks of another kind on some of
+// these bytes meanwhile.
 func InMachine(f *os.File) bool {
 	const first, many = 100, 200
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: first, Len: many}
@@ -119,16 +118,15 @@ func InMachine(f *os.File) bool {
 }
 
 // WaitBriefly waits for the exclusive lock of f, at most two seconds. The caller goes on in any
-// case, even if the file system has no locks or somebody keeps this one.
+// case, even if the file system has no locks or the lock stays taken.
 func WaitBriefly(f *os.File) { _ = LockSoon(f, unix.LOCK_EX) }
 
-// Taken is LockSoon for a file that is used also where the file system has no locks. It reports
-// whether somebody else keeps the lock.
+// Taken is LockSoon for a file that is also used if the file system has no locks. It reports
+// whether another open of the file keeps the lock.
 func Taken(f *os.File, how int) bool { return errors.Is(LockSoon(f, how), unix.EWOULDBLOCK) }
 
-// LockSoon is Lock, but waits at most two seconds, and then returns unix.EWOULDBLOCK. A process
-// that is just being started has the open files of the one that starts it, with their locks, until
-// it executes its program.
+// LockSoon is Lock, but waits at most two seconds, and then returns unix.EWOULDBLOCK. A child
+// process has the open files of its parent, with their locks, until it executes its program.
 func LockSoon(f *os.File, how int) error {
 	for end := time.Now().Add(2 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		err := Lock(f, how|unix.LOCK_NB)

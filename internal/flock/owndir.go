@@ -10,24 +10,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OwnDir is a directory that a process has beside those of others. A file in it is locked for as
-// long as the process runs, so what a killed one has left can be told from a running one's,
-// whatever process has its number now.
+// OwnDir is a directory of one process beside those of others. A file in it is locked for as long
+// as the process runs. So the directory of a killed process can be told from a running one's, even
+// if another process has its number now.
 type OwnDir struct {
 	Path string
 	lock *os.File
 }
 
 const (
-	// ownLock is the name of that file, in a directory whose other names are the owner's.
+	// ownLock is the name of that file. The other names in the directory are the owner's.
 	ownLock = ".lock"
-	// newPrefix begins the name of a directory whose file is not locked yet. Nobody looks for it,
-	// so it stays if its process is killed at that moment, without content.
+	// newPrefix begins the name of a directory whose file is not locked yet. Such directories are
+	// not searched, so one stays, empty, if its process is killed at that moment.
 	newPrefix = ".new-"
 )
 
-// NewOwnDir makes one in a directory, whose name begins with prefix. It removes those that killed
-// processes have left there.
+// NewOwnDir makes an OwnDir in a directory. Its name begins with prefix. NewOwnDir removes those of
+// killed processes there.
 func NewOwnDir(in *os.File, prefix string) (*OwnDir, error) {
 	OwnDirs(in, prefix)
 	made, err := os.MkdirTemp(in.Name(), newPrefix)
@@ -42,7 +42,7 @@ func NewOwnDir(in *os.File, prefix string) (*OwnDir, error) {
 	_ = Lock(lock, unix.LOCK_EX|unix.LOCK_NB)
 	name := prefix + strings.TrimPrefix(filepath.Base(made), newPrefix)
 	d := &OwnDir{filepath.Join(in.Name(), name), lock}
-	// Not before it is locked: without, others would take it for that of a killed process.
+	// Only now that it is locked: others would take it for that of a killed process.
 	if err := os.Rename(made, d.Path); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(made), lock.Close())
 	}
@@ -57,8 +57,7 @@ func (d *OwnDir) Remove() error {
 	return errors.Join(os.RemoveAll(d.Path), d.lock.Close())
 }
 
-// OwnDirs returns the paths of running processes' directories, and removes those that killed ones
-// have left.
+// OwnDirs returns the paths of running processes' directories, and removes those of killed ones.
 func OwnDirs(in *os.File, prefix string) (running []string) {
 	entries, _ := os.ReadDir(in.Name()) // if it cannot be read, nothing is found
 	for _, e := range entries {
@@ -74,7 +73,7 @@ func OwnDirs(in *os.File, prefix string) (running []string) {
 		case errors.Is(err, unix.EWOULDBLOCK):
 			running = append(running, path)
 		case err == nil, errors.Is(err, fs.ErrNotExist):
-			_ = os.RemoveAll(path) // the next one tries again
+			_ = os.RemoveAll(path) // the next call tries again
 		}
 		if lock != nil {
 			_ = lock.Close()

@@ -26,7 +26,7 @@ type Gzip struct {
 	size uint32 // bytes of the member so far
 }
 
-// NewGzip reads members from their beginning. It may read ahead.
+// NewGzip reads members from the beginning of src. It may read ahead.
 func NewGzip(src io.Reader) *Gzip {
 	g := &Gzip{between: true}
 	g.s.stream(src)
@@ -48,7 +48,7 @@ func (g *Gzip) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// more decodes more. Everything that was decoded before has been returned.
+// more decodes more. All earlier output was returned.
 func (g *Gzip) more() error {
 	s := &g.s
 	if g.between {
@@ -61,7 +61,7 @@ func (g *Gzip) more() error {
 	}
 	g.from = s.out
 	err := s.advance(Window + streamOut)
-	if err == errTruncated { // by now the source has no more
+	if err == errTruncated { // the source has no more by now
 		err = io.ErrUnexpectedEOF
 	}
 	part := s.dst[g.from:s.out]
@@ -148,7 +148,7 @@ func (g *Gzip) header() error {
 }
 
 // padding reads the zeros that may follow the last member, as on a medium with blocks. io.EOF:
-// there is nothing else.
+// nothing else follows.
 func (g *Gzip) padding() error {
 	for s := &g.s; ; {
 		for ; s.pos < len(s.in); s.pos++ {

@@ -4,10 +4,9 @@
 // compressed cluster of a disk image. So there is no window to keep. This is more than twice as
 // fast as a streaming decoder.
 //
-// A Gzip reads gzip members (RFC 1952) from a reader. It has the same decoder work in pieces.
+// A Gzip reads gzip members (RFC 1952) from a reader. It uses the same decoder in pieces.
 //
-// Both accept and refuse exactly what the standard library does, byte for byte. Fuzz tests compare
-// them.
+// Both accept and refuse exactly the same data as the standard library. Fuzz tests compare them.
 package inflate
 
 import (
@@ -35,7 +34,7 @@ type Decoder struct {
 	// the next bits of the input, the first one lowest; above the lowest left bits there may be
 	// some of the following ones
 	bits uint64
-	left uint // how many of them were taken from the input and are unused
+	left uint // how many of them are valid and unused
 	pos  int  // the next byte of the input
 	out  int  // bytes written to the output
 
@@ -47,12 +46,12 @@ type Decoder struct {
 
 	mode   mode
 	final  bool // the block is the last one
-	stored int  // bytes that are left of a stored block
+	stored int  // bytes left of a stored block
 
 	src io.Reader // of a Gzip
 	buf []byte    // of in, for a Gzip
 	in  []byte    // in[pos:] is unused
-	err error     // of src; not nil: there is no more input than in
+	err error     // of src; not nil: there is no input after in
 	dst []byte    // dst[:out] is output
 }
 

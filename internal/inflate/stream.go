@@ -30,13 +30,13 @@ const (
 	atEnd                // the stream is over
 )
 
-// stream has the decoder decode streams one after the other as their input comes. Behind the
+// stream makes the decoder decode streams one after the other as their input comes. Behind the
 // output, with the window, it has room for turnOut.
 func (d *Decoder) stream(src io.Reader) {
 	d.src, d.buf, d.dst = src, make([]byte, streamIn), make([]byte, Window+streamOut+turnOut)
 }
 
-// unread gives whole bytes back to the input, so that the next bit is in the byte at pos, or one of
+// unread returns whole bytes to the input, so that the next bit is in the byte at pos, or one of
 // the last bits of the byte before.
 func (d *Decoder) unread() {
 	d.pos -= int(d.left / 8)

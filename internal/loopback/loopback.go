@@ -1,5 +1,5 @@
-// Package loopback has one answer to whether a host is this machine. Whether TLS is needed depends
-// on it in several protocols, which share nothing else.
+// Package loopback decides whether a host is this machine. Several protocols that share nothing
+// else need TLS unless it is.
 package loopback
 
 import "net/netip"

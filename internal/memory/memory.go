@@ -1,6 +1,6 @@
-// Package memory has the memory that peers make a daemon keep: the buffers of their requests, under
-// one limit for all protocols. Memory is taken when data arrives or is about to be sent, never
-// because a peer announces a length.
+// Package memory counts the memory that peers make a daemon keep: the buffers of their requests,
+// under one limit for all protocols. Memory is taken when data arrives or is about to be sent,
+// never because a peer announces a length.
 package memory
 
 import (
@@ -24,7 +24,7 @@ type Buffer struct {
 	receive bool // see Pool.Receive
 	left    bool // see Leave
 	from    *Pool
-	share   *Share // nil: nobody's
+	share   *Share // nil: of no client
 }
 
 // Release gives the buffer back. It does nothing for nil.
@@ -44,13 +44,13 @@ func (b *Buffer) Release() {
 	b.from.pools[b.class].Put(b)
 }
 
-// Leave takes the buffer out of the pool's limit: its holder has one of its own.
+// Leave removes the buffer from the pool's limit: its holder has a limit of its own.
 func (b *Buffer) Leave() {
 	b.left = true
 	b.give()
 }
 
-// give ends the buffer's part of the limit.
+// give ends the counting of the buffer.
 func (b *Buffer) give() {
 	size := int64(cap(b.B))
 	b.from.used.Add(-size)
@@ -68,11 +68,11 @@ func Size(n int) int { return 1 << (minShift + class(n)) }
 type Pool struct {
 	limit    int64
 	used     atomic.Int64
-	received atomic.Int64 // of used: receive buffers
+	received atomic.Int64 // part of used: receive buffers
 	windows  atomic.Int64 // requests that clients may have open
 	pools    [maxShift - minShift + 1]sync.Pool
 
-	clients atomic.Int64 // how many shares there are
+	clients atomic.Int64 // number of shares
 	mu      sync.Mutex
 	shares  map[string]*Share // guarded by mu; by client
 }
@@ -103,7 +103,7 @@ func (p *Pool) Must(n int) *Buffer {
 	return p.take(n)
 }
 
-// take returns a buffer that is counted already.
+// take returns a buffer that is already counted.
 func (p *Pool) take(n int) *Buffer {
 	class := class(n)
 	b, ok := p.pools[class].Get().(*Buffer)
@@ -114,13 +114,14 @@ func (p *Pool) take(n int) *Buffer {
 	return b
 }
 
-// leastShare is what every client may have when the limit is reached, in bytes, however many there
-// are: a read's buffer.
+// leastShare is what every client may have when the limit is reached, in bytes, even with many
+// clients: a read's buffer.
 const leastShare = 256 << 10
 
-// Share is what the connections of one client have of a pool. One that takes none of its replies
-// must not use up what others need. So a client gets what there is, and once the limit is reached
-// its part of another quarter of the limit, which goes in equal parts to all clients.
+// Share is the part of a pool for the connections of one client. A client that does not read its
+// replies must not use up the memory of others. So a client gets any memory up to the limit and,
+// once the limit is reached, its part of another quarter of the limit, which is divided equally
+// among all clients.
 type Share struct {
 	*Pool
 	client string
@@ -145,7 +146,8 @@ func (p *Pool) Join(client string) *Share {
 	return s
 }
 
-// Part ends what Join began. Buffers may be released later. It does nothing for nil.
+// Part ends the use of the share by a connection. Buffers may be released later. It does nothing
+// for nil.
 func (s *Share) Part() {
 	if s == nil {
 		return
@@ -198,16 +200,16 @@ func (p *Pool) Receive(n int) *Buffer {
 }
 
 const (
-	// RequestCost is how many bytes an open request counts for besides its data.
+	// RequestCost is how many bytes an open request counts for in addition to its data.
 	RequestCost = 1 << 10
-	// narrowWindow is the smallest window of a client, however many clients there are.
+	// narrowWindow is the smallest window of a client, even with many clients.
 	narrowWindow = 8
 )
 
-// OpenWindow returns how many requests a new client may have open, at most the given number. A
-// quarter of the limit is for open requests. Each client gets at most an eighth of the rest of that
-// quarter, so a few clients have the full window, and with many clients windows become narrower. A
-// window cannot shrink once the peer knows it. CloseWindow follows when the client has gone.
+// OpenWindow returns how many requests a new client may have open, at most most. A quarter of the
+// limit is for open requests. Each client gets at most an eighth of the free part of that quarter,
+// so a few clients have the full window, and with many clients windows become narrower. A window
+// cannot shrink once the peer knows it. CloseWindow follows when the client has ended.
 func (p *Pool) OpenWindow(most int) int {
 	for {
 		open := p.windows.Load()
@@ -219,7 +221,7 @@ func (p *Pool) OpenWindow(most int) int {
 	}
 }
 
-// CloseWindow ends a window of OpenWindow.
+// CloseWindow returns a window of OpenWindow.
 func (p *Pool) CloseWindow(width int) { p.windows.Add(-int64(width)) }
 
 // Charge counts n bytes of memory that is not a buffer, such as the stack of a goroutine that hangs

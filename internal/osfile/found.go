@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A path that somebody else has filled may lead to anything. Opening a named pipe waits for its
-// other end, for ever and whatever signal comes, and opening a device may already do something. The
+// A path in a directory that others fill may lead to anything. Opening a named pipe waits for its
+// other end, for ever and in spite of signals, and opening a device may already have an effect. The
 // functions here look first, and never wait for ever. They follow symbolic links: volumes of
 // Kubernetes are full of them.
 
-// foundFlags open without waiting, should the file have been exchanged after the look.
+// foundFlags open without waiting, in case the file was replaced after the look.
 const foundFlags = os.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
 
 // KindDirectory is the Kind of a directory.
@@ -30,7 +30,7 @@ func (e *NotRegularError) Error() string {
 	return "it is " + e.Kind + ", not a regular file: name the file itself"
 }
 
-// Kind says what a file is that is not a regular one, by its mode: "" for a regular one.
+// Kind names the kind of a file that is not a regular one, by its mode: "" for a regular one.
 func Kind(st *unix.Stat_t) string {
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
@@ -51,7 +51,7 @@ func Kind(st *unix.Stat_t) string {
 	return fmt.Sprintf("a file of type %#o", st.Mode&unix.S_IFMT)
 }
 
-// OpenRegular opens a regular file for reading. For everything else, the error is a
+// OpenRegular opens a regular file for reading. For any other kind, the error is a
 // *NotRegularError.
 func OpenRegular(path string) (*os.File, error) { return OpenRegularFile(path, os.O_RDONLY, 0) }
 
@@ -80,7 +80,7 @@ func openRegular(path string, look func() (fs.FileInfo, error),
 	if err == nil {
 		err = check(info)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // open makes it, or says so, too
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // open makes it, or reports the error
 		return nil, err
 	}
 	f, err := open()
@@ -102,8 +102,7 @@ func openRegular(path string, look func() (fs.FileInfo, error),
 func OpenText(path string) (*os.File, error) { return os.OpenFile(path, foundFlags, 0) }
 
 const (
-	// MaxText bounds what ReadText reads, in bytes. Certificates of all authorities are a quarter
-	// of that.
+	// MaxText bounds ReadText, in bytes. The certificates of all authorities are a quarter of that.
 	MaxText = 1 << 20
 	// textTimeout is how long ReadText waits for the end. The pipe of a process substitution is
 	// being written while it is read. But nobody writes to a pipe that was named by mistake, and a
@@ -162,7 +161,7 @@ func CheckWritable(dir string) error {
 
 // OpenRoot opens a directory, and nothing else.
 func OpenRoot(path string) (*os.Root, error) {
-	return os.OpenRoot(path + "/") // which makes the kernel refuse what is no directory
+	return os.OpenRoot(path + "/") // the kernel then refuses anything but a directory
 }
 
 // OpenDir opens a directory for reading or locking, and nothing else.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A directory of ours may lie in one that others can write to, such as a volume that the containers
+// A directory of ours may be in one that others can write to, such as a volume that the containers
 // of a pod share. The functions here follow no symbolic link anywhere in a path, so nobody can make
 // us write to a file of their choice. Resolved follows the links in a path that an operator has
 // named, once.
@@ -88,7 +88,7 @@ func inDirOf(op, path string, do func(dir int, name string) error) error {
 	return nil
 }
 
-// OpenFile is like os.OpenFile, but does not open a file for writing that has another name:
+// OpenFile is like os.OpenFile, but refuses to open a file for writing that has another name:
 // ErrLinked.
 func OpenFile(path string, flags int, mode fs.FileMode) (f *os.File, err error) {
 	err = inDirOf("open", path, func(dir int, name string) error {
@@ -186,7 +186,7 @@ func renameNew(old int, name string, dir int, to string) error {
 	return err
 }
 
-// Move gives a file or directory a name in another directory of the same file system. It replaces
+// Move renames a file or directory into another directory of the same file system. It replaces
 // nothing.
 func Move(from, to string) error {
 	return inDirOf("rename", from, func(old int, name string) error {
@@ -207,7 +207,7 @@ func MakeDir(path string) error {
 }
 
 // CheckOwner refuses a directory of another user, who could put anything into it: ErrForeign. It
-// accepts one that belongs to us or to root, and one that a group of ours can write to. Kubernetes
+// accepts a directory of ours or of root, and one that a group of ours can write to. Kubernetes
 // gives a volume such a group (fsGroup), and its users may change.
 func CheckOwner(path string) error {
 	dir, err := OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
@@ -233,8 +233,8 @@ func CheckOwner(path string) error {
 // ErrForeign says that a directory belongs to another user.
 var ErrForeign = errors.New("the directory of another user is not used")
 
-// madeAs returns the user who owns the files that we make in a directory, or -1 if it is unknown.
-// File servers may give our files to another user.
+// madeAs returns the owner of files that we make in a directory, or -1 if it is unknown. File
+// servers may give our files to another user.
 func madeAs(dir *os.File) int {
 	name := fmt.Sprintf(".owner-%d", os.Getpid())
 	var fd int

@@ -27,8 +27,8 @@ func Retry(call func() error) error {
 }
 
 // Call makes a system call on the descriptor of f, and repeats it if a signal interrupted it. A
-// Close meanwhile takes effect after the call: the call never meets another file that has got the
-// same descriptor since. After Close it returns os.ErrClosed.
+// Close meanwhile takes effect after the call, so the call never reaches another file with the same
+// descriptor. After Close it returns os.ErrClosed.
 func Call(f *os.File, call func(fd int) error) error {
 	conn, err := f.SyscallConn()
 	if err != nil {
@@ -38,7 +38,7 @@ func Call(f *os.File, call func(fd int) error) error {
 		err = Retry(func() error { return call(int(fd)) })
 	})
 	if controlErr != nil {
-		return os.ErrClosed // it fails for no other reason
+		return os.ErrClosed // there is no other reason
 	}
 	return err
 }
@@ -57,12 +57,12 @@ func SeekExtent(f *os.File, off, length int64) (n int64, data bool, err error) {
 	return min(end-off, length), data, err
 }
 
-// Extents tells data and holes of a file as SeekExtent does, and remembers the last run of data.
+// Extents finds data and holes of a file as SeekExtent does, and remembers the last run of data.
 // Some file systems (tmpfs) look at each page until the run ends, which takes milliseconds for a
-// large file. A read of each piece of it would take that long.
+// large file, and would take that long again for each piece.
 type Extents struct {
 	mu       sync.Mutex
-	from, to int64 // data. Where holes were made since, they may be taken for data.
+	from, to int64 // data; holes made since may be in it
 }
 
 // Seek returns the length of the run of data or hole of f that begins at off, at most length. Holes
@@ -92,8 +92,7 @@ func (x *Extents) Forget() {
 	x.mu.Unlock()
 }
 
-// seekExtent returns where the run of data or hole ends that begins at off. math.MaxInt64: nobody
-// knows.
+// seekExtent returns where the run of data or hole ends that begins at off. math.MaxInt64: unknown.
 func seekExtent(f *os.File, off int64) (end int64, data bool, err error) {
 	err = Call(f, func(fd int) (err error) {
 		end, data, err = seekEnd(fd, off)
@@ -106,7 +105,7 @@ func seekExtent(f *os.File, off int64) (end int64, data bool, err error) {
 }
 
 func seekEnd(fd int, off int64) (end int64, data bool, err error) {
-	// Somebody may punch a hole between the two calls. Then ask again.
+	// A hole may be punched between the two calls. Then try again.
 	for range 4 {
 		begin, err := seek(fd, off, unix.SEEK_DATA)
 		switch {
@@ -130,12 +129,12 @@ func seekEnd(fd int, off int64) (end int64, data bool, err error) {
 			return end, true, nil
 		}
 	}
-	return off + StatBlock, true, nil // a hole may always be taken for data
+	return off + StatBlock, true, nil // a hole may always count as data
 }
 
-// lastHole is the run at off in a file that has no data from there on. What lies behind the end of
-// the file is no hole: somebody has made it shorter. It is taken for data, because a read of it
-// fails, and a copy that left it out would have zeros for what is lost.
+// lastHole is the run at off in a file that has no data from there on. A range behind the end of
+// the file is no hole: the file was made shorter. It counts as data, because a read of it fails,
+// and a copy without it would have zeros in place of lost data.
 func lastHole(fd int, off int64) (end int64, data bool, err error) {
 	var st unix.Stat_t
 	switch err := Retry(func() error { return unix.Fstat(fd, &st) }); {
@@ -216,8 +215,8 @@ func NamelessIn(dir *os.Root) (*os.File, error) {
 }
 
 // ReadCached reads from a file as its ReadAt does, if the page cache has all of the range
-// (preadv2(2), RWF_NOWAIT). Otherwise the error is EAGAIN, and the kernel has begun to read what is
-// missing. A file system that cannot tell reads as usual. The file may be closed meanwhile.
+// (preadv2(2), RWF_NOWAIT). Otherwise the error is EAGAIN, and the kernel has begun to read the
+// rest. A file system that cannot tell reads as usual. The file may be closed meanwhile.
 func ReadCached(f *os.File, p []byte, off int64) (n int, err error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -239,5 +238,5 @@ func ReadCached(f *os.File, p []byte, off int64) (n int, err error) {
 	case err == nil && n > 0, err == unix.EAGAIN:
 		return 0, unix.EAGAIN
 	}
-	return f.ReadAt(p, off) // the file ends here, or it says why it cannot be read
+	return f.ReadAt(p, off) // the file ends here, or the error says why it cannot be read
 }

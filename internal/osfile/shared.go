@@ -13,20 +13,20 @@ import (
 )
 
 // Shared is a directory that processes of several users may share. If its group may write to it,
-// what is made in it belongs to that group, which may write to that, too. The mask of the process,
-// which usually takes this right away, does not count there: whoever made the directory has said
-// what its group may do.
+// files in it belong to that group, which may write to them, too. The process's umask, which
+// usually prevents this, is not applied: the owner of the directory has decided what its group may
+// do.
 //
 // Nothing leaves the directory: a link in it that leads elsewhere is refused.
 type Shared struct {
 	*os.Root
 	gid     int
 	byGroup bool // the group may write
-	byAll   bool // everybody may, and may replace what others have made
+	byAll   bool // everybody may, and may replace files of others
 }
 
 // OpenShared opens such a directory, and makes it with that mode if it is missing. A new one is
-// shared like the directory that it is made in.
+// shared like the directory above.
 func OpenShared(dir string, mode fs.FileMode) (*Shared, error) {
 	if err := makeShared(dir, mode); err != nil {
 		return nil, err
@@ -70,16 +70,16 @@ func makeShared(dir string, mode fs.FileMode) error {
 	}
 	s, err := openShared(above)
 	if err != nil {
-		return nil // the directory is there, and belongs to its owner alone
+		return nil // the directory exists, and belongs to its owner alone
 	}
 	defer s.Close()
 	s.shareName(filepath.Base(dir))
 	return nil
 }
 
-// Share gives a file or directory to the group. It leaves what belongs to somebody else, and what
-// has other names, which may be somebody else's. If it fails, others cannot use the file, and say
-// so.
+// Share gives a file or directory to the group. It leaves files of others alone, and files with
+// other names, which may be others' files. If it fails, others cannot use the file, and report
+// that.
 func (s *Shared) Share(f *os.File) {
 	if !s.byGroup {
 		return
@@ -153,7 +153,8 @@ func (s *Shared) OpenFile(name string, flags int) (f *os.File, err error) {
 	return f, err
 }
 
-// patient tries again for a moment: who has just made a directory or a file needs it to share it.
+// patient tries again for a moment: a process that has just made a directory or a file needs a
+// moment to share it.
 func (s *Shared) patient(do func() error) error {
 	for end := time.Now().Add(20 * time.Millisecond); ; time.Sleep(2 * time.Millisecond) {
 		err := do()

@@ -1,10 +1,10 @@
-// Package plainyaml reads YAML that somebody else has written: a request, a policy, a file with
-// settings. What it takes in memory and time is in proportion to its length.
+// Package plainyaml reads untrusted YAML: a request, a policy, a file with settings. Its memory and
+// time are in proportion to the length of the text.
 //
-// YAML by itself is not: an alias repeats what an anchor names, so a few lines stand for gigabytes,
-// and the library compares each key of a mapping with each other one, and keeps a message for every
-// pair that is equal. So there are no aliases here, keys are compared here first, and the number of
-// values is limited before they are read.
+// YAML by itself is not: an alias repeats the value of its anchor, so a few lines stand for
+// gigabytes. And the library compares each key of a mapping with each other one, and keeps a
+// message for every equal pair. So aliases are refused here, keys are compared here first, and the
+// number of values is limited before they are read.
 package plainyaml
 
 import (
@@ -23,9 +23,9 @@ const (
 	maxKeys = 1 << 10
 )
 
-// Parse reads one document, and returns its root, or nil if the document is empty. most is about
-// how many values it may have. The root is not decoded by the methods of yaml.Node: Decode does
-// that.
+// Parse parses one document, and returns its root, or nil if the document is empty. most is roughly
+// how many values it may have. Decode the root with this package's Decode, not with the methods of
+// yaml.Node.
 func Parse(text []byte, most int) (*yaml.Node, error) {
 	// Each value but the first one, or each pair of them, comes after one of these.
 	marks := 0
@@ -67,7 +67,7 @@ func check(n *yaml.Node) error {
 	return nil
 }
 
-// Decode reads one document into a struct, whose fields are all that it may have, or into an any.
+// Decode decodes one document into a struct that has all allowed fields, or into an any.
 func Decode(text []byte, most int, into any) error {
 	root, err := Parse(text, most)
 	if root == nil || err != nil {
@@ -81,7 +81,7 @@ func Decode(text []byte, most int, into any) error {
 	return decoder.Decode(into)
 }
 
-// unique refuses a key that is there twice.
+// unique refuses a key that occurs twice.
 func unique(n *yaml.Node) error {
 	if n.Kind == yaml.MappingNode {
 		lines := make(map[string]int, len(n.Content)/2)

@@ -19,7 +19,7 @@ func (l *List) Add(source, format string, args ...any) {
 	l.all = append(l.all, fmt.Errorf("%s: %s", source, fmt.Sprintf(format, args...)))
 }
 
-// AddMissing adds that a source is missing, and what to do.
+// AddMissing adds that a setting is missing, and what to do.
 func (l *List) AddMissing(source, format string, args ...any) {
 	l.all = append(l.all, fmt.Errorf("%s is missing: %s", source, fmt.Sprintf(format, args...)))
 }

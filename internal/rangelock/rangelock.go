@@ -30,8 +30,8 @@ func (s Span) overlaps(o Span) bool {
 	return s.Off < o.Off+o.Length && o.Off < s.Off+s.Length && s.Length > 0 && o.Length > 0
 }
 
-// Hold is a place in a Table. It belongs to the caller, who must not touch it from Lock to Unlock
-// but can use it again afterwards.
+// Hold is a place in a Table. It belongs to the caller, which must not touch it from Lock to
+// Unlock, and can reuse it afterwards.
 type Hold struct {
 	mode  Mode
 	owner string
@@ -44,7 +44,7 @@ type Hold struct {
 	turn chan struct{}
 }
 
-// Set makes h a hold of one range. Writing and Drain use the owner; "" is nobody.
+// Set makes h a hold of one range. Writing and Drain select by the owner; "": none.
 func (h *Hold) Set(mode Mode, owner string, off, length int64) {
 	h.mode, h.owner, h.span, h.more = mode, owner, Span{off, length}, nil
 }
@@ -86,7 +86,7 @@ func (t *Table) Lock(h *Hold) {
 }
 
 // LockContext is like Lock, but gives up when ctx ends. Then it returns the error of ctx, and h has
-// no place any more. If nobody is in the way, it does not look at ctx.
+// no place any more. If it need not wait, it does not look at ctx.
 func (t *Table) LockContext(ctx context.Context, h *Hold) error {
 	turn := t.enter(h)
 	if turn == nil {
@@ -163,7 +163,7 @@ func (t *Table) waitsLocked(h *Hold) bool {
 	return false
 }
 
-// Unlock gives up the place of h. If h has no place, nothing happens: a fault of one caller must
+// Unlock removes h from its place. If h has no place, nothing happens: a fault of one caller must
 // not end a process that serves many disks.
 func (t *Table) Unlock(h *Hold) {
 	t.mu.Lock()
@@ -183,7 +183,7 @@ func (t *Table) Unlock(h *Hold) {
 		later.prev = h.prev
 	}
 	h.prev, h.next = nil, nil
-	if h.turn != nil { // gives up before its turn
+	if h.turn != nil { // it gives up before its turn
 		h.turn = nil
 		t.waiting--
 	}
@@ -265,7 +265,7 @@ type State struct {
 	Readers   int // reads without a place
 }
 
-// State returns the state of the table, for tests and for finding the reason of a hang.
+// State returns the state of the table, for tests and to find the reason of a hang.
 func (t *Table) State() State {
 	t.mu.Lock()
 	defer t.mu.Unlock()

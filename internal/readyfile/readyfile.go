@@ -1,8 +1,8 @@
-// Package readyfile makes files that are there while disks can be used: the ready file, for probes,
-// and the PID file of a daemon, for who wants to end it.
+// Package readyfile makes files that exist while disks can be used: the ready file, for probes, and
+// the PID file of a daemon, for a program that ends it.
 //
-// A process calls Clear when it starts, Write when the disks can be used, and Remove when they no
-// longer can. The package leaves files alone that it has not made.
+// A process calls Clear when it starts, Write when the disks can be used, and Remove when they
+// cannot any more. The package does not touch files that it has not made.
 package readyfile
 
 import (
@@ -31,7 +31,7 @@ const readyText = "ready\n"
 type File struct {
 	Path string   // "": none
 	Name string   // of the setting, for messages
-	PID  bool     // it is a PID file: it has the number of this process
+	PID  bool     // it is a PID file, with the number of this process
 	made *os.File // nil: not yet
 }
 
@@ -42,8 +42,8 @@ func (r *File) kind() string {
 	return "ready file"
 }
 
-// mayReplace reports whether a file with this content is one of the same kind, which may be left of
-// a killed daemon. An empty one is, as touch makes it.
+// mayReplace reports whether a file with this content is one of the same kind, which a killed
+// daemon may have left. An empty file, as touch makes it, is.
 func (r *File) mayReplace(text string) bool {
 	if r.PID && text != "" {
 		_, err := strconv.Atoi(strings.TrimSpace(text))
@@ -52,9 +52,9 @@ func (r *File) mayReplace(text string) bool {
 	return text == "" || text == readyText
 }
 
-// Clear removes the file of a killed daemon, because others would take this one for ready. Anything
-// else with that name stays and is an error: the name may be a mistake, such as the path of an
-// image.
+// Clear removes the file of a killed daemon, because others would take this one for ready. Any
+// other file with that name stays and is an error: the name may be a mistake, such as the path of
+// an image.
 func (r *File) Clear() error {
 	if r.Path == "" {
 		return nil
@@ -79,7 +79,7 @@ func (r *File) unmakeable(err error) error {
 		err)
 }
 
-// checkPlace returns an error if the path holds something that is not this daemon's.
+// checkPlace returns an error if the path has something that is not this daemon's.
 func (r *File) checkPlace() error {
 	what := r.foreign()
 	if what == "" {
@@ -106,7 +106,7 @@ func (r *File) Write() error {
 	return nil
 }
 
-// Remove removes the file, unless something else has replaced it, such as another daemon's file.
+// Remove removes the file, unless it was replaced, for example by another daemon's file.
 func (r *File) Remove() error {
 	if r.Path == "" {
 		return nil
@@ -140,13 +140,13 @@ func inPlace(made fs.FileInfo, path string) bool {
 // maxText is longer than the content of any such file, in bytes.
 const maxText = 32
 
-// foreign describes what is in the place of the file. It returns "" if there is nothing, or what
-// may be replaced.
+// foreign describes the file in this file's place. It returns "" if there is none, or if it may be
+// replaced.
 func (r *File) foreign() string {
 	info, err := os.Lstat(r.Path)
 	switch {
 	case err != nil:
-		return "" // any other error shows when it is removed
+		return "" // any other error is reported when it is removed
 	case info.IsDir():
 		return "a directory"
 	case !info.Mode().IsRegular():
@@ -197,7 +197,7 @@ func (r *File) write() (f *os.File, err error) {
 	}
 	_, err = f.WriteString(text)
 	if full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT); full && !r.PID {
-		// An empty file works, too. Copying or a guest may have just taken all space.
+		// An empty file works, too. Copying or a guest may have taken all space.
 		err = f.Truncate(0)
 	}
 	// A probe may run as another user.
@@ -205,7 +205,7 @@ func (r *File) write() (f *os.File, err error) {
 	if err == nil {
 		err = durable.RenameNewNamed(f.Name(), r.Path)
 	}
-	if errors.Is(err, fs.ErrExist) && r.foreign() == "" { // such as one made by touch
+	if errors.Is(err, fs.ErrExist) && r.foreign() == "" { // for example one made by touch
 		err = os.Rename(f.Name(), r.Path)
 	}
 	if err != nil {

@@ -13,22 +13,22 @@ const (
 	pollTime = 60 * time.Microsecond
 	// maxUnpolled is how many times in a row a reader may wait without polling.
 	maxUnpolled = 64
-	// pollInterrupted is the time between two tries that means that another thread, or a limit of
-	// processor time, has interrupted the polling.
+	// pollInterrupted is the time between two attempts that means that another thread, or a limit
+	// of processor time, has interrupted the polling.
 	pollInterrupted = time.Millisecond
-	// pollBarred is how long nobody polls after that: there is no processor to spare.
+	// pollBarred is how long nobody polls after that: no processor is free.
 	pollBarred = 100 * time.Millisecond
 )
 
 // polling decides whether a reader polls for data before it waits. A thread that waits sleeps, and
 // the kernel, and on a virtual machine the hypervisor, takes longer to wake it than a command
-// takes. With polling, a guest that waits for each of its commands gets half as many again. If data
-// does not come soon, the reader polls less and less often. If several readers have work, none
-// polls, because they need the processors. It belongs to the reader.
+// takes. With polling, a guest that waits for each of its commands executes half as many again. If
+// data does not come soon, the reader polls less and less often. If several readers have work, none
+// polls, because they need the processors. Only the reader uses it.
 type polling struct {
 	limit   *PollLimit
 	id      uint64
-	pause   int // how many waits without polling follow a poll that was in vain
+	pause   int // how many waits without polling follow an unsuccessful poll
 	waiting int // how many of these are left
 }
 
@@ -37,7 +37,7 @@ type PollLimit struct {
 	ids     atomic.Uint64
 	last    atomic.Uint64 // the id of the last reader that waited
 	looking atomic.Int32
-	barred  atomic.Int64 // until when nobody polls, in nanoseconds since 1970
+	barred  atomic.Int64 // until when polling is barred, in nanoseconds since 1970
 }
 
 func newPolling(limit *PollLimit) polling {
@@ -59,7 +59,7 @@ func (p *polling) due() bool {
 	return true
 }
 
-// look calls try until it succeeds or the time is over, and reports whether it has succeeded.
+// look calls try until it succeeds or the time is over, and reports whether it succeeded.
 func (p *polling) look(try func() (done bool)) (found bool) {
 	begin := time.Now()
 	if !p.limit.enter(begin) {
@@ -82,7 +82,7 @@ func (p *polling) look(try func() (done bool)) (found bool) {
 	return false
 }
 
-// enter reports whether there is a processor for polling. If so, leave must follow.
+// enter reports whether a processor is free for polling. If so, leave must follow.
 func (l *PollLimit) enter(now time.Time) bool {
 	if now.UnixNano() < l.barred.Load() {
 		return false

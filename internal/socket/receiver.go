@@ -11,8 +11,8 @@ import (
 
 const (
 	// SmallBuffer and fullBuffer are the sizes of a receive buffer in bytes, before and after the
-	// peer has introduced itself. An unknown peer costs little memory, and the full buffer takes
-	// many requests with one system call.
+	// peer has introduced itself. So an unknown peer costs little memory, and with the full buffer
+	// one system call receives many requests.
 	SmallBuffer = 4 << 10
 	fullBuffer  = 64 << 10
 	// lookAhead is how many bytes after large data are received along with it: the next header, and
@@ -20,15 +20,15 @@ const (
 	lookAhead = 4 << 10
 )
 
-// Receiver reads messages from a Wire. It belongs to the goroutine that reads.
+// Receiver reads messages from a Wire. Only the reading goroutine uses it.
 type Receiver struct {
 	Wire Wire
 	// BeforeWait is called before the receiver waits for the network: it sends answers. BeforeMore
 	// is called before it reads more of what has arrived: that may never end, so a long queue must
-	// go out then, too. There is no call before each system call: each write wakes the peer.
+	// be sent then, too. There is no call before each system call: each write wakes the peer.
 	BeforeWait, BeforeMore func() error
 	Clock                  func() int64
-	// Works, if it is not nil, is told when the reader waits for the network, and no longer does.
+	// Works, if it is not nil, is called when the reader begins or ends to wait for the network.
 	Works func(works bool)
 	// Eager tries to read the rest of a message once before it waits.
 	Eager bool
@@ -38,9 +38,9 @@ type Receiver struct {
 	Since, Heard atomic.Int64
 
 	buf  []byte
-	r, w int            // buf[r:w] is received but not consumed
+	r, w int            // buf[r:w] is received and not consumed
 	full *memory.Buffer // backs buf; nil: it is a small one
-	more bool           // the last read was full, so there is probably more
+	more bool           // the last read was full, so there probably is more
 }
 
 // Open begins with a small buffer.
@@ -55,7 +55,7 @@ func (rx *Receiver) Grow(pool *memory.Pool) {
 	}
 }
 
-// Push puts bytes in front that somebody else has read too much. There are at most SmallBuffer.
+// Push puts bytes in front that were read too early, at most SmallBuffer.
 func (rx *Receiver) Push(early []byte) { rx.r, rx.w = 0, copy(rx.buf, early) }
 
 // Release gives the buffer back. Nothing is received any more.
@@ -106,8 +106,8 @@ func (rx *Receiver) Begin() {
 	}
 }
 
-// End is called with the last byte of a message, not with the first byte of the next one. It may be
-// long until then, as the request is executed and answered first.
+// End is called with the last byte of a message, not with the first byte of the next one, which may
+// come much later: the request is executed and answered first.
 func (rx *Receiver) End() {
 	if rx.Since.Load() != 0 {
 		rx.Since.Store(0)
@@ -151,7 +151,7 @@ func (rx *Receiver) Ready() (bool, error) {
 	return n > 0, err
 }
 
-// Await returns when at least one byte is received.
+// Await returns when at least one byte was received.
 func (rx *Receiver) Await() error {
 	_, err := rx.Next(1)
 	if err == nil {
@@ -160,8 +160,8 @@ func (rx *Receiver) Await() error {
 	return err
 }
 
-// Fetch fills p with at least one byte. Large data goes from the network to its place, so that it
-// is copied only once, together with the beginning of the next message.
+// Fetch fills p with at least one byte. Large data goes from the network directly to its place,
+// together with the beginning of the next message, so that it is copied only once.
 func (rx *Receiver) Fetch(p []byte) (int, error) {
 	if rx.r < rx.w {
 		n := copy(p, rx.buf[rx.r:rx.w])
@@ -216,7 +216,7 @@ func (rx *Receiver) Discard(n uint64) error {
 	return nil
 }
 
-// Cut says of an end that the connection was closed within a message.
+// Cut turns the end of a connection within a message into an error that says so.
 func Cut(err error) error {
 	if errors.Is(err, io.EOF) {
 		return fmt.Errorf("the peer has closed the connection within a request: %w",

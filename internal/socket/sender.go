@@ -20,12 +20,12 @@ const (
 
 	// ackedShare and ackedCost are the weight of an acknowledged write: its bytes divided by
 	// ackedShare, plus ackedCost. So small writes are acknowledged sixteen at a time, and writes of
-	// 256 KiB four at a time, and the peer has work while we do the next ones.
+	// 256 KiB four at a time, and the peer has work while the next ones are executed.
 	ackedShare = 15
 	ackedCost  = 4 << 10
 
-	// MessageCost is how many bytes a message counts for besides its data, so that messages without
-	// data have a limit, too.
+	// MessageCost is how many bytes a message counts for in addition to its data, so that messages
+	// without data have a limit, too.
 	MessageCost = 128
 
 	// placeCost is how many bytes a place in the queue counts for in the limit of memory, used or
@@ -38,10 +38,10 @@ const (
 	maxKept = 256
 )
 
-// ErrPanic says that a write has panicked, so that nobody knows how much went out.
+// ErrPanic says that a write has panicked, so it is unknown how much was sent.
 var ErrPanic = errors.New("internal error")
 
-// Message is one queued message: a head as its protocol has it, and data.
+// Message is one queued message: a head of its protocol, and data.
 type Message[H any] struct {
 	Head    H
 	Data    []byte
@@ -55,11 +55,11 @@ type Message[H any] struct {
 //     leaves spare in its place, and writes the batch without the lock. It goes on until the queue
 //     is empty, so it also sends what others put there meanwhile. Only the writer uses spare, iov
 //     and iovCap, and calls Gather.
-//   - If another one writes, that one will send it. Whoever finds more than MaxQueued bytes waits
-//     at drained. That holds up only the work for a peer that does not read.
+//   - If another one writes, that one will send it. A goroutine that finds more than MaxQueued
+//     bytes waits at drained. That delays only the work for a peer that does not read.
 //   - After the first err, the writer frees batches and sends nothing.
 type Sender[H any] struct {
-	// Set before the first message; the Wire may be another one later, while nothing is written.
+	// Set before the first message; the Wire may be replaced while nothing is written.
 
 	Wire  Wire
 	Pool  *memory.Pool
@@ -74,11 +74,11 @@ type Sender[H any] struct {
 	mu      sync.Mutex
 	drained sync.Cond    // signalled when a batch has been written, and at the end of the last
 	queue   []Message[H] // guarded by mu
-	// guarded by mu; in the queue and the batch being written, with MessageCost for each message
+	// guarded by mu; in the queue and the present batch, with MessageCost for each message
 	bytes int
 	// guarded by mu; the weight of the writes that messages in the queue acknowledge
 	acked   int
-	places  int   // guarded by mu; in queue, the batch being written, and spare
+	places  int   // guarded by mu; in queue, the present batch, and spare
 	closed  bool  // guarded by mu; no memory is kept any more
 	writing bool  // guarded by mu; the goroutine that set it owns the fields below
 	err     error // guarded by mu; the first write error, after which nothing is sent
@@ -88,15 +88,14 @@ type Sender[H any] struct {
 	iovCap int // places in iov that are counted
 }
 
-// Lock keeps others from putting messages into the queue: those that are put until Unlock follow
-// each other on the wire.
+// Lock keeps others from queueing messages: messages until Unlock follow each other on the wire.
 func (s *Sender[H]) Lock() { s.mu.Lock() }
 
 // Unlock ends Lock.
 func (s *Sender[H]) Unlock() { s.mu.Unlock() }
 
-// PutLocked queues a message, whose head the caller fills in: it may have that of an earlier
-// message. It never blocks and never writes; Flush does. The caller has called Lock.
+// PutLocked queues a message. The caller fills in its head, which may have an earlier message's
+// content. It never blocks and never writes; Flush does. The caller has called Lock.
 func (s *Sender[H]) PutLocked(data []byte, release *memory.Buffer) *H {
 	n := len(s.queue)
 	if n < cap(s.queue) {
@@ -114,8 +113,8 @@ func (s *Sender[H]) PutLocked(data []byte, release *memory.Buffer) *H {
 // AckLocked notes that a message in the queue acknowledges a write of that many bytes.
 func (s *Sender[H]) AckLocked(length int64) { s.acked += int(length/ackedShare) + ackedCost }
 
-// WeightLocked returns the weight of the queue, which tells how urgent a flush is: the queued
-// bytes, plus the weight of the writes that queued messages acknowledge.
+// WeightLocked returns the weight of the queue, which says how urgent a flush is: the queued bytes,
+// plus the weight of the writes that queued messages acknowledge.
 func (s *Sender[H]) WeightLocked() int { return s.bytes + s.acked }
 
 // Weight is WeightLocked for a caller that has not called Lock.
@@ -125,20 +124,20 @@ func (s *Sender[H]) Weight() int {
 	return s.WeightLocked()
 }
 
-// Queued is how many bytes are in the queue and in the batch being written, with MessageCost for
-// each message.
+// Queued is how many bytes are in the queue and in the present batch, with MessageCost for each
+// message.
 func (s *Sender[H]) Queued() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.bytes
 }
 
-// Kept is how many bytes of the limit of memory count for messages to come.
+// Kept is how many bytes of the limit of memory count for later messages.
 func (s *Sender[H]) Kept() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	kept := int64(s.places) * placeCost
-	if !s.writing { // otherwise it belongs to the writer
+	if !s.writing { // otherwise the writer uses it
 		kept += int64(s.iovCap) * iovCost
 	}
 	return kept
@@ -170,8 +169,7 @@ func (s *Sender[H]) Trim() {
 	}
 }
 
-// shrinkLocked gives back unused memory for messages. The caller owns the write side, or nobody
-// does.
+// shrinkLocked releases unused memory for messages. The caller owns the write side, or nobody does.
 func (s *Sender[H]) shrinkLocked() {
 	if len(s.queue) > 0 {
 		return
@@ -191,9 +189,9 @@ func (s *Sender[H]) keepIov(iov [][]byte) {
 	}
 }
 
-// Flush writes everything queued. If another goroutine is writing, Flush leaves the work to that
-// one, and waits only if too much is queued. So a peer that does not read is served no more, and
-// costs at most the queue's limit and the request in hand.
+// Flush writes everything queued. If another goroutine is writing, Flush leaves the work to it, and
+// waits only if too much is queued. So a peer that does not read is not served any more, and costs
+// at most the queue's limit and the request in hand.
 func (s *Sender[H]) Flush() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,8 +211,8 @@ func (s *Sender[H]) Flush() error {
 }
 
 // FlushElse is Flush for a goroutine that must not wait for the peer. It calls handOn, once, before
-// it waits, so that another goroutine can do what is urgent, and reports whether it did. Of a Wire
-// that is no Socket, nobody knows whether it will wait.
+// it waits, so that another goroutine can do urgent work, and reports whether it did. For a Wire
+// that is no Socket, it is unknown whether it will wait.
 func (s *Sender[H]) FlushElse(handOn func()) (handedOn bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -263,8 +261,8 @@ func (s *Sender[H]) Relieve(at int) error {
 	return s.Flush()
 }
 
-// writeLocked writes one batch and frees it, even if the write panics. Then nobody knows how much
-// went out, so nothing more is sent.
+// writeLocked writes one batch and frees it, even if the write panics. Then it is unknown how much
+// was sent, so nothing more is sent.
 func (s *Sender[H]) writeLocked(batch []Message[H]) {
 	defer s.freeLocked(batch)
 	if s.err != nil {
@@ -310,7 +308,7 @@ func (s *Sender[H]) doneLocked() {
 	s.drained.Broadcast()
 }
 
-// Drain returns when everything queued is written, by whichever goroutine.
+// Drain returns when everything queued was written, by any goroutine.
 func (s *Sender[H]) Drain() {
 	_ = s.Flush()
 	s.mu.Lock()
@@ -325,8 +323,8 @@ func (s *Sender[H]) Idle() bool {
 	return !s.writing && len(s.queue) == 0
 }
 
-// write sends one batch, mostly in one system call. It sends a large batch in parts. The peer has
-// its time limit for each part, so that a slow peer is not taken for one that does not read. The
+// write sends one batch, mostly in one system call. It sends a large batch in parts. The peer's
+// time limit is for each part, so that a slow peer is not taken for one that does not read. The
 // caller owns the write side.
 func (s *Sender[H]) write(batch []Message[H]) error {
 	for len(batch) > 0 {

@@ -14,11 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is the TCP connection of a session. Go's poller does not know it. Data that arrives at one
-// of Go's own sockets wakes a thread, even while the reader is busy and would find the data by
-// itself; with a peer that sends without pause, this took a sixth of the target's time. So a socket
-// has its own epoll instances. Go's poller watches these, and they are silent unless somebody
-// waits.
+// Socket is the TCP connection of a session, unknown to Go's poller. Data that arrives at one of
+// Go's own sockets wakes a thread, even while the reader is busy and would find the data by itself;
+// with a peer that sends without pause, this took a sixth of the target's time. So a Socket has its
+// own epoll instances. Go's poller watches these, and they are silent unless a goroutine waits.
 //
 // One goroutine at a time may read, and one may write. Any goroutine may close.
 type Socket struct {
@@ -33,13 +32,13 @@ type Socket struct {
 	n       int
 	rerr    error
 	polling polling
-	over    atomic.Bool // the reader's deadline was over when it was set
+	over    atomic.Bool // the deadline for reading had passed when it was set
 
 	// The writer's current call.
 	iov  []unix.Iovec
 	left []unix.Iovec // the part of iov that is not written yet
 	werr error
-	// beforeWait is called once before the writer waits; nil: nothing is
+	// beforeWait is called once before the writer waits; nil: no call
 	beforeWait func()
 }
 
@@ -49,14 +48,14 @@ const maxIovec = 1024
 // maxKeptIov is the longest list of buffers whose memory a Socket keeps for the next call.
 const maxKeptIov = 768
 
-// errScarce says why a connection does not get a socket.
+// errScarce says why a connection does not get a Socket.
 var errScarce = errors.New("half of the descriptors that this process may have are in use " +
 	"(ulimit -n)")
 
-// New makes a Socket of a TCP connection or of one over a Unix socket, whose reader shares pollers
-// with others. Nobody else may use the connection meanwhile, and the caller must close it
-// separately. New fails for any other type, also for one that contains such a connection, as one
-// with TLS does, and if descriptors are scarce.
+// New makes a Socket of a TCP connection or of one over a Unix socket. pollers is shared with other
+// readers. Nobody else may use the connection meanwhile, and the caller must close it separately.
+// New fails for any other type, also for one that contains such a connection, as TLS does, and if
+// descriptors are scarce.
 func New(nc net.Conn, pollers *PollLimit) (*Socket, error) {
 	var raw syscall.RawConn
 	var err error
@@ -101,26 +100,26 @@ func New(nc net.Conn, pollers *PollLimit) (*Socket, error) {
 	return s, nil
 }
 
-// unixBuffer is how many bytes of replies a Unix socket may hold. The kernel doubles it, for what
-// it needs itself, and limits it to twice net.core.wmem_max.
+// unixBuffer is how many bytes of replies a Unix socket may hold. The kernel doubles it for its own
+// overhead, and limits it to twice net.core.wmem_max.
 const unixBuffer = 256 << 10
 
 // widen lets a Unix socket hold a reply with 256 KiB of data. The kernel's default holds a bit
-// less, so the sender had to be woken for the rest of each such reply.
+// less, so the sender would be woken for the rest of each such reply.
 func widen(fd int) { _ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, unixBuffer) }
 
-// scarce reports whether half of the descriptors of this process are in use. It can tell by fd
-// because a new descriptor gets the lowest free number. A session works with one descriptor, too;
-// the other half is for more sessions and for disks.
+// scarce reports whether half of the descriptors of this process are in use. fd tells, because a
+// new descriptor gets the lowest free number. A session works with one descriptor, too; the other
+// half is for more sessions and for disks.
 func scarce(fd int) bool {
 	var limit unix.Rlimit
 	return unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && uint64(fd) >= limit.Cur/2
 }
 
 // unpace sets congestion control to Reno for a connection within this host. The host's default may
-// be one that paces, such as BBR. Nothing is congested there, and its timers and retransmissions
-// made large reads a fifth more expensive. Every process may choose Reno. If the kernel refuses,
-// the connection works as before.
+// be one that paces, such as BBR. There is no congestion within a host, and pacing's timers and
+// retransmissions made large reads a fifth more expensive. Every process may choose Reno. If the
+// kernel refuses, the connection works as before.
 func unpace(fd int) { _ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno") }
 
 // withinHost reports whether both ends of a connection are on this host, for example because the
@@ -134,8 +133,8 @@ func withinHost(local, remote net.Addr) bool {
 func (s *Socket) LocalAddr() net.Addr  { return s.local }
 func (s *Socket) RemoteAddr() net.Addr { return s.remote }
 
-// SetReadDeadline implements net.Conn. After a time that is over, nothing more is read, however
-// fast the peer sends.
+// SetReadDeadline implements net.Conn. After a deadline that has passed, nothing more is read, even
+// if the peer sends fast.
 func (s *Socket) SetReadDeadline(t time.Time) error {
 	s.over.Store(!t.IsZero() && !time.Now().Before(t))
 	return s.in.epoll.SetReadDeadline(t)
@@ -186,7 +185,7 @@ func (s *Socket) CloseWrite() error {
 	return os.NewSyscallError("shutdown", unix.Shutdown(s.fd, unix.SHUT_WR))
 }
 
-// readv implements Wire.
+// Readv implements Wire.
 func (s *Socket) Readv(first, next []byte, wait bool) (int, error) {
 	s.places, s.n, s.rerr = [2][]byte{first, next}, 0, nil
 	waited, err := false, error(nil)
@@ -200,7 +199,7 @@ func (s *Socket) Readv(first, next []byte, wait bool) (int, error) {
 		err = s.rerr
 	}
 	if s.n > 0 && !waited {
-		// The peer sends without waiting for us, so it does not need to wake us.
+		// The peer sends without waiting for us, so its data need not wake us.
 		err = s.in.silence()
 	}
 	return s.n, err
@@ -246,7 +245,7 @@ func (s *Socket) readOnce() (done bool) {
 	}
 }
 
-// writev implements Wire.
+// Writev implements Wire.
 func (s *Socket) Writev(data [][]byte) error {
 	iov := s.iov[:0]
 	for _, b := range data {
@@ -277,7 +276,7 @@ func (s *Socket) Writev(data [][]byte) error {
 	return err
 }
 
-// trim implements Wire.
+// Trim implements Wire.
 func (s *Socket) Trim() { s.iov = nil }
 
 // writeOnce writes as much as the peer takes now. It reports whether the call is done.
@@ -305,7 +304,7 @@ func (s *Socket) writeOnce() (done bool) {
 	return true
 }
 
-// written removes n bytes from the rest to write.
+// written removes n bytes from the list of buffers to write.
 func (s *Socket) written(n uint64) {
 	for len(s.left) > 0 {
 		v := &s.left[0]
@@ -331,8 +330,8 @@ func (s *Socket) control(r *readiness, op int, events uint32) error {
 		unix.EpollCtl(r.fd, op, s.fd, &unix.EpollEvent{Events: events}))
 }
 
-// readiness is an epoll instance for one kind of event of one socket. It belongs to the socket's
-// reader or writer.
+// readiness is an epoll instance for one kind of event of one socket. Only the socket's reader or
+// writer uses it.
 type readiness struct {
 	socket *Socket
 	epoll  *os.File
@@ -392,7 +391,7 @@ func (r *readiness) attemptOnce(uintptr) (done bool) {
 	if r.armed {
 		return false
 	}
-	// Data from before the instance listened wakes nobody, so look once more.
+	// Data from before the instance was armed wakes nobody, so look once more.
 	if r.err = r.socket.control(r, unix.EPOLL_CTL_MOD, r.events); r.err != nil {
 		return true
 	}
@@ -400,7 +399,7 @@ func (r *readiness) attemptOnce(uintptr) (done bool) {
 	return r.try()
 }
 
-// silence stops arrivals from waking anybody until somebody waits again.
+// silence keeps arriving data from waking anybody until the next wait.
 func (r *readiness) silence() error {
 	if !r.armed {
 		return nil

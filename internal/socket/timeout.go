@@ -8,18 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A peer whose machine has died says nothing any more. The kernel's defaults notice that after two
-// and a half minutes while nothing is under way, and otherwise after a quarter of an hour.
+// A peer whose machine has died sends nothing any more. With the kernel's defaults that is noticed
+// after two and a half minutes while nothing is under way, and otherwise after a quarter of an
+// hour.
 
-// KeepAlive is for listeners: a connection on which nothing is under way ends 45 s after the last
-// sign of life from the peer's machine.
+// KeepAlive is for listeners: a connection without traffic ends 45 s after the last sign of life
+// from the peer's machine.
 var KeepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second,
 	Interval: 10 * time.Second, Count: 3}
 
-// Silent reports whether the peer's machine has acknowledged nothing for that long, although it was
-// sent something. SetUserTimeout is not for servers: it also ends the connection of a peer that is
-// stopped, whose machine is alive and whose buffers are full. C is a TCP connection, or the Socket
-// of one; of any other, and of one that is closed, nobody knows.
+// Silent reports whether the peer's machine has acknowledged nothing for that long, although data
+// was sent to it. SetUserTimeout is not for servers: it also ends the connection of a stopped peer,
+// whose machine is alive and whose buffers are full. c is a TCP connection, or its Socket; for any
+// other, and for a closed one, Silent returns false.
 func Silent(c net.Conn, d time.Duration) (silent bool) {
 	if _, ok := c.RemoteAddr().(*net.TCPAddr); !ok {
 		return false
@@ -31,9 +32,9 @@ func Silent(c net.Conn, d time.Duration) (silent bool) {
 	return silent
 }
 
-// HungUp reports whether the peer has closed its side of a connection, as a reader would learn when
-// it has taken what came before. It takes no data and does not wait; any goroutine may call it. Of
-// a connection without a descriptor, or of a closed one, nobody knows.
+// HungUp reports whether the peer has closed its side of a connection, even if earlier data was not
+// read yet. It takes no data and does not wait; any goroutine may call it. For a connection without
+// a descriptor, or a closed one, it returns false.
 func HungUp(c net.Conn) (gone bool) {
 	look(c, func(fd uintptr) {
 		polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
@@ -78,8 +79,8 @@ func SetUserTimeout(c *net.TCPConn, d time.Duration) error {
 func millis(n uint32) time.Duration { return time.Duration(n) * time.Millisecond }
 
 // unanswered reports whether data was sent again, or more than one probe of a full buffer, and
-// nothing came back. One may be under way: the pauses between them grow to two minutes, so that the
-// last answer may be old. If a peer's buffer has become smaller, the kernel counts neither.
+// nothing came back. One probe may be under way: the pauses between them grow to two minutes, so
+// the last answer may be old. If a peer's buffer has become smaller, the kernel counts neither.
 func unanswered(info *unix.TCPInfo) bool {
 	shrunk := info.Unacked > 0 && millis(info.Last_data_sent) >= time.Second &&
 		info.Last_ack_recv > info.Last_data_sent

@@ -57,20 +57,20 @@ func ListenUnix(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, named(err, path)
 	}
-	// The user of a connection made before the mode is set is a matter of Peer.
+	// Peer checks the user of a connection that was made before the mode is set.
 	made, err := restrict(dir, filepath.Base(path))
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	// The name of the socket begins with /proc/self/fd/N. N is the number of another file soon, so
-	// the listener must not remove the socket by that name.
+	// The name of the socket begins with /proc/self/fd/N. N will soon be another file, so the
+	// listener must not remove the socket by that name.
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	return &listener{Listener: l, path: path, made: made}, nil
 }
 
-// ListenUnixAside is ListenUnix for a directory in which others take each socket for one that
-// answers. The socket is made at another path of the file system, and gets its name when it
-// listens. So only that of a killed daemon never answers, and it is replaced.
+// ListenUnixAside is ListenUnix for a directory in which others expect every socket to answer. The
+// socket is made at another path of the file system, and gets its name when it listens. So only the
+// socket of a killed daemon does not answer, and it is replaced.
 func ListenUnixAside(path, aside string) (net.Listener, error) {
 	if c, err := DialUnix(context.Background(), path); err == nil {
 		_ = c.Close()
@@ -87,8 +87,8 @@ func ListenUnixAside(path, aside string) (net.Listener, error) {
 	return l, nil
 }
 
-// restrict lets only the own user connect to a socket. Somebody may have replaced it, for example
-// with a link to another file. That is an error, and the other file is not touched.
+// restrict lets only the own user connect to a socket. If the socket was replaced, for example by a
+// link to another file, that is an error, and the other file is not touched.
 func restrict(dir *os.File, name string) (fs.FileInfo, error) {
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -107,7 +107,7 @@ func restrict(dir *os.File, name string) (fs.FileInfo, error) {
 	return info, os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o600)
 }
 
-// listener removes the socket when it is closed, unless the path holds another daemon's socket by
+// listener removes the socket when it is closed, unless the path has another daemon's socket by
 // then.
 type listener struct {
 	net.Listener
@@ -119,14 +119,14 @@ type listener struct {
 func (l *listener) Close() (err error) {
 	l.once.Do(func() {
 		if there, statErr := os.Lstat(l.path); statErr == nil && os.SameFile(l.made, there) {
-			_ = os.Remove(l.path) // first: nobody finds a socket that does not answer
+			_ = os.Remove(l.path) // first, so that nobody finds a socket that does not answer
 		}
 		err = l.Listener.Close()
 	})
 	return err
 }
 
-// named makes an error of a socket's short path name the path that a person knows.
+// named puts the path that a person knows into an error with a socket's short path.
 func named(err error, path string) error {
 	if op, ok := errors.AsType[*net.OpError](err); ok {
 		op.Addr = &net.UnixAddr{Name: path, Net: "unix"}
@@ -134,7 +134,7 @@ func named(err error, path string) error {
 	return err
 }
 
-// MaxAddress is how many bytes the path in a socket address has at most (unix(7)).
+// MaxAddress is the longest path in a socket address, in bytes (unix(7)).
 const MaxAddress = 107
 
 // shortPath names a socket by its open directory, because of MaxAddress.
@@ -188,8 +188,8 @@ func Peer(c net.Conn) (peer *unix.Ucred) {
 	return peer
 }
 
-// LocalUser returns the user who has made the other end of a connection by TCP and IPv4, as the
-// kernel has it. It is an error if that end is not in this network namespace: the peer is
+// LocalUser returns the user who has made the other end of a connection by TCP and IPv4, from the
+// kernel's table. It is an error if that end is not in this network namespace: the peer is
 // elsewhere, or its packets only pass here, as those of a virtual machine do.
 func LocalUser(c net.Conn) (uid uint32, err error) {
 	ours, isTCP := c.LocalAddr().(*net.TCPAddr)
@@ -197,12 +197,12 @@ func LocalUser(c net.Conn) (uid uint32, err error) {
 	if !isTCP || ours.IP.To4() == nil || theirs.IP.To4() == nil {
 		return 0, fmt.Errorf("%s is not connected by TCP and IPv4", c.RemoteAddr())
 	}
-	// It has all sockets of TCP by IPv4 in this network namespace: proc(5).
+	// This file has all sockets of TCP by IPv4 in this network namespace: proc(5).
 	table, err := os.ReadFile("/proc/self/net/tcp")
 	if err != nil {
 		return 0, err
 	}
-	// Their socket is named from their side: its own address is first.
+	// The peer's socket is listed from its side: its own address is first.
 	ends := entry(theirs) + " " + entry(ours) + " "
 	for line := range strings.Lines(string(table)) {
 		_, socket, _ := strings.Cut(line, ": ")
@@ -220,7 +220,7 @@ func LocalUser(c net.Conn) (uid uint32, err error) {
 	return 0, errors.New("no process of this network namespace has the other end")
 }
 
-// entry is an address as the table has it: the four bytes as one number of this machine.
+// entry is an address in the table's form: the four bytes as one number of this machine.
 func entry(a *net.TCPAddr) string {
 	return fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32(a.IP.To4()), a.Port)
 }

@@ -1,6 +1,6 @@
-// Package tlsfiles has the TLS of servers whose certificate, key and authorities lie in files that
-// somebody replaces while they serve, and that of their clients. The server of volumes and that of
-// NBD use it, and the client of NBD.
+// Package tlsfiles has the TLS of servers whose certificate, key and authorities are in files that
+// are replaced while they serve, and that of their clients. The server of volumes and that of NBD
+// use it, and the client of NBD.
 package tlsfiles
 
 import (
@@ -17,16 +17,16 @@ import (
 
 // Files are the files of a server, PEM.
 type Files struct {
-	Of        string // who uses them, for messages, as "the NBD server"
+	Of        string // the user of the files in messages, such as "the NBD server"
 	Cert, Key string
-	// ClientCA has the certificates that may have signed a client's certificate. "": clients show
-	// none, whatever ClientAuth says.
+	// ClientCA has the certificates that may have signed a client's certificate. "": clients need
+	// no certificate, whatever ClientAuth says.
 	ClientCA string
 }
 
-// Config returns base with what the files say. It reads them once, so that an error in them is
-// known at once, and again at each connection. While they cannot be used, for example because they
-// are being replaced, the former ones stay in use, and the log says why.
+// Config returns base with the content of the files. It reads them once, so that an error in them
+// is reported at once, and again at each connection. While they cannot be used, for example because
+// they are being replaced, the former ones stay in use, and the log says why.
 func Config(f Files, base *tls.Config, log *zap.Logger) (*tls.Config, error) {
 	s := &server{Files: f, base: base, log: log}
 	if _, err := s.load(); err != nil {
@@ -50,9 +50,9 @@ type server struct {
 	log  *zap.Logger
 
 	mu     sync.Mutex
-	config *tls.Config // guarded by mu; of the content of the files that were read last
-	files  [3][]byte   // guarded by mu; the content that config was made of
-	told   string      // guarded by mu; what the log says is wrong with the files
+	config *tls.Config // guarded by mu; made of the last read files
+	files  [3][]byte   // guarded by mu; the content of these files
+	told   string      // guarded by mu; the last logged problem with the files
 }
 
 // complain logs a problem with the files, once.
@@ -66,8 +66,8 @@ func (s *server) complain(err error) {
 	}
 }
 
-// load returns the configuration that is in the files. If it cannot use them, it returns the former
-// one and the error.
+// load returns the configuration of the files. If it cannot use them, it returns the former one and
+// the error.
 func (s *server) load() (*tls.Config, error) {
 	var files [3][]byte
 	var err error
@@ -124,10 +124,10 @@ func (s *server) configOf(files [3][]byte) (*tls.Config, error) {
 	return config, nil
 }
 
-// ForClient returns what a client connects with to a server that is called host: TLS 1.3, with the
-// certificate and the key in these files, if they are named, to a server whose certificate an
-// authority in serverCA has signed; "": one of those that the system trusts. The caller asks for
-// it before each connection, so that files that were replaced are in use.
+// ForClient returns the configuration of a client for the server host: TLS 1.3, with the
+// certificate and the key in these files, if they are named. The server's certificate must be
+// signed by an authority in serverCA; "": by one that the system trusts. Call it before each
+// connection, so that replaced files take effect.
 func ForClient(cert, key, serverCA, host string) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host}
 	if cert != "" || key != "" {

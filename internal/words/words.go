@@ -1,5 +1,5 @@
-// Package words puts sizes and file names into messages for people. A file name comes out quoted,
-// so that it is one word of one line whatever it contains.
+// Package words puts sizes and file names into messages for people. A file name is quoted, so that
+// it is one word of one line whatever its characters are.
 package words
 
 import (
@@ -29,12 +29,12 @@ func Bytes(n int64) string {
 		"iB"
 }
 
-// Name quotes a file name for a message. Whoever built the image chose the name, and it may contain
-// spaces.
+// Name quotes a file name for a message. The builder of the image has chosen the name, which may
+// contain spaces.
 func Name(name string) string { return strconv.Quote(name) }
 
-// Shell quotes a text, if necessary, to be one word of a command line that a person will copy. What
-// a terminal would obey is written in the escapes of a shell.
+// Shell quotes a text, if necessary, to be one word of a command line that a person will copy.
+// Control characters, which a terminal would obey, become the escapes of a shell.
 func Shell(text string) string {
 	hidden := func(r rune) bool { return !strconv.IsPrint(r) }
 	if strings.ContainsFunc(text, hidden) || !utf8.ValidString(text) {

@@ -1,3 +1,3 @@
-// Package console is what commands say to people: the log, the progress of a long operation, sizes,
-// and names that others have chosen, made harmless.
+// Package console has the output of commands for people: the log, the progress of a long operation,
+// sizes, and untrusted names, made harmless.
 package console

@@ -33,7 +33,7 @@ type LogConfig struct {
 	Chosen bool   // the level is not the default
 }
 
-// ParseLevel reads one of Levels.
+// ParseLevel parses one of Levels.
 func ParseLevel(text string) (zapcore.Level, error) {
 	if !slices.Contains(Levels, text) {
 		return 0, fmt.Errorf("%q is not a level: use debug, info, warn or error", text)
@@ -41,7 +41,7 @@ func ParseLevel(text string) (zapcore.Level, error) {
 	return zapcore.ParseLevel(text)
 }
 
-// ParseFormat reads one of Formats.
+// ParseFormat parses one of Formats.
 func ParseFormat(text string) (string, error) {
 	if !slices.Contains(Formats, text) {
 		return "", fmt.Errorf("%q is not a format: use console or json", text)
@@ -60,7 +60,7 @@ func (c LogConfig) Resolve(w io.Writer) LogConfig {
 	return c
 }
 
-// NewLogger makes a logger that writes to w. The level may change. Only the place that recovers
+// NewLogger makes a logger that writes to w. The level may change. Only the code that recovers
 // panics logs a stack trace.
 func NewLogger(c LogConfig, level zapcore.LevelEnabler, w io.Writer) *zap.Logger {
 	c = c.Resolve(w)
@@ -98,13 +98,13 @@ func OnOneLine(text string) string {
 	return b.String()
 }
 
-// IsTerminal reports whether a person may read what is written.
+// IsTerminal reports whether w is a terminal, where a person may read.
 func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// encoder writes log lines for a person: the time of day, the message, and what belongs to it.
+// encoder writes log lines for a person: the time of day, the message, and its fields.
 type encoder struct {
 	*zapcore.MapObjectEncoder // of the logger itself
 	pool                      buffer.Pool
@@ -131,7 +131,7 @@ func (c *encoder) EncodeEntry(e zapcore.Entry, fields []zapcore.Field) (*buffer.
 	for _, f := range fields {
 		one := zapcore.NewMapObjectEncoder()
 		f.AddTo(one)
-		delete(one.Fields, f.Key+"Verbose") // the same error with the places in the code
+		delete(one.Fields, f.Key+"Verbose") // the same error with places in the code
 		say(one.Fields)
 	}
 	line := c.pool.Get()

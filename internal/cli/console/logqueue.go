@@ -13,14 +13,14 @@ import (
 const (
 	// queueLines is how many lines wait for the reader of the log: about 300 KiB.
 	queueLines = 1024
-	// queueTimeout limits how long a full queue holds up a writer, and how long the end of the
+	// queueTimeout limits how long a full queue delays a writer, and how long the end of the
 	// process waits for the last lines.
 	queueTimeout = time.Second
 )
 
-// queue keeps the daemon's logins, handovers and drain going when the log reader does not read,
-// as with a terminal stopped by Ctrl-S or a log driver that hangs. While the reader reads, no line
-// is lost, and a writer that is faster waits. It is safe for concurrent use.
+// queue keeps the daemon's logins, handovers and drain going when the reader of the log does not
+// read, as a terminal stopped by Ctrl-S or a log driver that hangs. While it reads, no line is
+// lost, and a faster writer waits. Any number of goroutines may use it.
 type queue struct {
 	w       io.Writer
 	entries chan queued
@@ -36,8 +36,8 @@ type queued struct {
 	done chan struct{}
 }
 
-// NewQueuedLogger makes a logger whose lines wait in a queue for who reads w, and which says how
-// many were lost.
+// NewQueuedLogger makes a logger whose lines wait in a queue for the reader of w, and which logs
+// how many lines were lost.
 func NewQueuedLogger(c LogConfig, level zapcore.LevelEnabler, w io.Writer) *zap.Logger {
 	lines := newQueue(w)
 	log := NewLogger(c.Resolve(w), level, lines)
@@ -47,7 +47,7 @@ func NewQueuedLogger(c LogConfig, level zapcore.LevelEnabler, w io.Writer) *zap.
 	return log
 }
 
-// newQueue starts one. It writes until the end of the process.
+// newQueue starts a queue. It writes until the end of the process.
 func newQueue(w io.Writer) *queue {
 	q := &queue{w: w, entries: make(chan queued, queueLines), timeout: queueTimeout}
 	go q.run()
@@ -68,7 +68,7 @@ func (q *queue) run() {
 	}
 }
 
-// Write queues a line. If nobody has read for a while, it drops the line. It never fails.
+// Write queues a line. If nothing was read for a while, it drops the line. It never fails.
 func (q *queue) Write(p []byte) (int, error) {
 	if !q.put(queued{line: bytes.Clone(p)}) {
 		q.lost.Add(1)

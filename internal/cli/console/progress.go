@@ -17,12 +17,12 @@ type Reporter struct {
 
 	began     time.Time
 	lastShown int
-	moved     int64      // bytes, when they last became more
-	movedAt   time.Time  // when that was
+	moved     int64      // bytes, when they last increased
+	movedAt   time.Time  // time of the last increase
 	lines     sync.Mutex // one line at a time
 }
 
-// NewReporter makes one for the work that name stands for.
+// NewReporter makes a Reporter for the work with that name.
 func NewReporter(w io.Writer, terminal bool, name string) *Reporter {
 	r := &Reporter{w: w, terminal: terminal, name: name, interval: time.Second, now: time.Now,
 		lastShown: -1}
@@ -36,7 +36,7 @@ func NewReporter(w io.Writer, terminal bool, name string) *Reporter {
 type Progress interface {
 	Done() int64
 	Total() int64              // bytes of the disk, like Done, for the percentage
-	Data() (done, total int64) // bytes of data in the image, for the time that is left
+	Data() (done, total int64) // bytes of the image's data, for the remaining time
 }
 
 // While runs f and shows p until f returns. Then it shows the total.
@@ -46,7 +46,7 @@ func (r *Reporter) While(p Progress, f func() error) error {
 	return err
 }
 
-// Watch runs f and shows p until f returns. Call clear to remove the bar.
+// Watch runs f and shows p until f returns. Clear removes the bar.
 func (r *Reporter) Watch(p Progress, f func() error) error {
 	r.began = r.now()
 	result := make(chan error, 1)
@@ -111,10 +111,10 @@ func (r *Reporter) finish(p Progress, err error) {
 	}
 }
 
-// stalled is after how long without a byte nobody can say how much time is left.
+// stalled is the time without a byte after which the remaining time is unknown.
 const stalled = 5 * time.Second
 
-// pace returns the speed so far, and the time that is left at that speed.
+// pace returns the speed so far, and the remaining time at that speed.
 func (r *Reporter) pace(p Progress) string {
 	done, total := p.Data()
 	now := r.now()
@@ -136,7 +136,7 @@ func rate(n int64, took time.Duration) string {
 	return fmt.Sprintf("%.0f MiB/s", float64(n)/(1<<20)/max(took.Seconds(), 1e-3))
 }
 
-// percent returns how much of total is done. It rounds down, so 100 means all.
+// percent returns the percentage that is done, rounded down, so 100 means all.
 func percent(done, total int64) int {
 	if total <= 0 {
 		return 0

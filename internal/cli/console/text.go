@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/internal/words"
 )
 
-// Print prints text for a person. If the text has to be read, it waits until it is written.
-// Otherwise a reader that has stopped reading does not hold up the command for long.
+// Print prints text for a person. If the text has to be read, Print waits until it is written.
+// Otherwise a reader that has stopped reading does not delay the command for long.
 func Print(w io.Writer, text string, hasToBeRead bool) {
 	printed := make(chan struct{})
 	go func() {

@@ -19,9 +19,9 @@ const KeyDisks = "disks"
 // Reader reads a settings or credential file.
 type Reader func(path string) ([]byte, error)
 
-// readFile reads the settings of a YAML file as text, like those of every other source, so
-// that one place checks them. A number keeps its spelling: 03260 is a port and not an octal number.
-// Messages quote keys, but not the values of unknown keys: such a value may be a misplaced secret.
+// readFile reads the settings of a YAML file as text, like those of every other source, so that
+// they are checked in one place. A number keeps its spelling: 03260 is a port and not an octal
+// number. Messages quote keys, but not the values of unknown keys, which may be misplaced secrets.
 func readFile(path string, read Reader, known Known) (map[string]any, map[string]Single, []string) {
 	values := map[string]any{}
 	var disks map[string]Single
@@ -78,8 +78,8 @@ func readFile(path string, read Reader, known Known) (map[string]any, map[string
 	return values, disks, problems
 }
 
-// yamlProblem says what the parser found. It may quote the name of an anchor, but no other value: a
-// value may be a misplaced secret.
+// yamlProblem returns the parser's message. It may quote the name of an anchor, but no other value,
+// which may be a misplaced secret.
 func yamlProblem(err error) string {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	if strings.HasPrefix(text, "unknown anchor") {
@@ -168,10 +168,10 @@ func readDisks(path string, n *yaml.Node, known []Setting) (map[string]Single, [
 
 // Rereader reads the configuration and credential files at the start, and again while the daemon
 // runs. A file that can be read only once, such as the pipe of a process substitution, keeps its
-// first content: kept has it, by its path.
+// first content, in kept by its path.
 type Rereader struct{ kept map[string][]byte }
 
-// NewRereader returns one that has read nothing.
+// NewRereader returns a Rereader that has read nothing yet.
 func NewRereader() *Rereader { return &Rereader{kept: map[string][]byte{}} }
 
 // Read returns the content of a file. It waits for a pipe the first time only.

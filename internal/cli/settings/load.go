@@ -11,8 +11,8 @@ import (
 	"kubevirt.io/disk/internal/problems"
 )
 
-// Loader finds the value and the source of each setting. So an error can name the place to change.
-// Viper knows which value wins, but not where it came from.
+// Loader finds the value and the source of each setting, so that an error can name the place to
+// change. Viper knows which value wins, but not its source.
 type Loader struct {
 	Flags    *pflag.FlagSet
 	Read     Reader            // of files that settings name
@@ -33,8 +33,8 @@ type Known struct {
 	Hint func(key string) string
 }
 
-// Load finds the settings of a command in parsed flags, the environment and the file. Nothing lands
-// yet.
+// Load finds the settings of a command in parsed flags, the environment and the file. Fields do not
+// change yet.
 func Load(read Reader, flags *pflag.FlagSet, rows []Setting, known Known) *Loader {
 	l := &Loader{Flags: flags, env: map[string]string{}, Read: read,
 		viper: viper.NewWithOptions(viper.KeyDelimiter("\n"))} // no key has parts
@@ -63,8 +63,8 @@ func Load(read Reader, flags *pflag.FlagSet, rows []Setting, known Known) *Loade
 	return l
 }
 
-// Land puts values where they land. A setting that nobody sets and that has no default does not
-// change its field.
+// Land writes the values into their fields. A setting that has neither a value nor a default does
+// not change its field.
 func (l *Loader) Land(rows []Setting) {
 	for _, s := range rows {
 		given := l.given(s)
@@ -80,8 +80,8 @@ func (l *Loader) Land(rows []Setting) {
 	}
 }
 
-// pickEnv returns the variable that sets s, or "". If empty means nothing for a setting, an empty
-// variable counts as unset: manifests and compose files pass variables on that way.
+// pickEnv returns the variable that sets s, or "". If an empty value has no meaning for a setting,
+// an empty variable counts as unset: manifests and compose files pass variables on like that.
 func (l *Loader) pickEnv(s Setting, decidedByFlag bool) string {
 	picked, value := "", ""
 	for _, name := range s.Env {
@@ -130,7 +130,7 @@ func (l *Loader) readFile(known Known) {
 	l.values = values
 }
 
-// Source names what set key: a flag, a variable, or a key of the file. "" means the default.
+// Source names what sets key: a flag, a variable, or a key of the file. "" means the default.
 func (l *Loader) Source(key string) string {
 	switch {
 	case l.Flags.Changed(key):
@@ -143,7 +143,7 @@ func (l *Loader) Source(key string) string {
 	return ""
 }
 
-// Name is source for messages that may also be about the default.
+// Name is Source for messages that may also be about the default.
 func (l *Loader) Name(key string) string {
 	if source := l.Source(key); source != "" {
 		return source
@@ -151,7 +151,7 @@ func (l *Loader) Name(key string) string {
 	return "--" + key
 }
 
-// given returns the elements of a setting's value. It is empty if there is none.
+// given returns the elements of a setting's value, if there is one.
 func (l *Loader) given(s Setting) []string {
 	switch s.Kind {
 	case KindList:
@@ -179,7 +179,7 @@ func (l *Loader) Text(key string) string {
 	return strings.TrimSpace(text)
 }
 
-// List returns the elements of a repeatable setting. Each text may hold several, separated by
+// List returns the elements of a repeatable setting. Each text may have several, separated by
 // commas.
 func (l *Loader) List(key string) (all []string) {
 	text, _ := l.value(key)
@@ -191,8 +191,8 @@ func (l *Loader) List(key string) (all []string) {
 	return all
 }
 
-// Lines returns the elements of a repeatable setting as they were written. A variable of the
-// environment, or a text in the YAML file, has one in each line.
+// Lines returns the elements of a repeatable setting unchanged. In a variable of the environment,
+// or a text in the YAML file, each line is one.
 func (l *Loader) Lines(key string) []string {
 	switch text, list := l.value(key); {
 	case list != nil:

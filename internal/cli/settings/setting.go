@@ -16,7 +16,7 @@ const (
 	EnvConfig  = "KUBEVIRT_DISK_CONFIG"
 )
 
-// The keys that more than the command serve knows.
+// The keys of settings that other commands than serve use, too.
 const (
 	KeyTargetName    = "target-name"
 	KeyPort          = "port"
@@ -25,38 +25,38 @@ const (
 	KeyMetricsListen = "metrics-listen"
 )
 
-// Setting is one row of the contract: a flag, its environment variables, and the key of the YAML
-// file, which is the flag's name. A flag wins over the environment, the environment over the file,
-// and the file over the default. Nothing else has to know a setting: flags, help, completion, the
-// names in messages and the daemon's options are made from the rows.
+// Setting is one row of the table: a flag, its environment variables, and the key of the YAML file,
+// which is the flag's name. A flag wins over the environment, the environment over the file, and
+// the file over the default. Flags, help, completion, the names in messages and the daemon's
+// options are all made from these rows.
 type Setting struct {
 	Key     string   // flag and YAML key
 	Env     []string // if several are set, they must agree
 	Default string
 	Usage   string // the word in backquotes names the value
 	Kind    Kind
-	Empty   bool     // an empty value means something: off, or none
-	Choices []string // the values that a shell completes
+	Empty   bool     // an empty value has a meaning: off, or none
+	Choices []string // values for a shell's completion
 	Scope   Scope
-	Section string // where the help of serve lists it
-	Command string // the only command that has it; "": serve has it, and perhaps others
+	Section string // section in the help of serve
+	Command string // the only command with it; "": serve, and possibly others
 	To      Landing
 }
 
-// Kind says what the value of a setting is.
+// Kind is the kind of a setting's value.
 type Kind uint8
 
 // The kinds.
 const (
 	KindText Kind = iota
-	KindFile      // the name of one, which a shell completes
-	KindDir       // the same of a directory
+	KindFile      // a file name, which a shell completes
+	KindDir       // the same for a directory
 	KindBool
 	KindList
 	KindLines // a list whose elements may have commas and spaces
 )
 
-// Scope says what a setting of serve is about.
+// Scope says which disks a setting of serve is for, if any.
 type Scope uint8
 
 // The scopes. Settings of single disks are in the YAML file only, under the names of their images.
@@ -66,14 +66,14 @@ const (
 	ForOneDisk       // single disks
 )
 
-// Landing is the field that gets the value of a setting. The zero value is for a setting that the
-// command itself reads, together with others.
+// Landing is the field for the value of a setting. The zero value is for a setting that the command
+// itself reads, together with others.
 type Landing struct {
 	At  any                        // a pointer to the field
 	Set func(given []string) error // nil: several settings decide, and the command joins them
 }
 
-// Into is a field that takes what parse makes of the text.
+// Into is a field for the result of parse.
 func Into[T any](at *T, parse func(text string) (T, error)) Landing {
 	return Landing{at, func(given []string) error {
 		v, err := parse(given[0])
@@ -84,12 +84,12 @@ func Into[T any](at *T, parse func(text string) (T, error)) Landing {
 	}}
 }
 
-// Text is a field that takes the text.
+// Text is a field for the text.
 func Text(at *string) Landing {
 	return Into(at, func(text string) (string, error) { return text, nil })
 }
 
-// Truth is a field that takes true or false.
+// Truth is a field for true or false.
 func Truth(at *bool) Landing { return Into(at, ParseTruth) }
 
 // ParseTruth reads true or false.
@@ -101,7 +101,7 @@ func ParseTruth(value string) (bool, error) {
 	return v, nil
 }
 
-// List is a field that takes all elements of a list.
+// List is a field for all elements of a list.
 func List(at *[]string) Landing {
 	return Landing{at, func(given []string) error {
 		*at = given
@@ -151,7 +151,7 @@ func Pick(rows []Setting, keys ...string) []Setting {
 	return Only(rows, func(s Setting) bool { return slices.Contains(keys, s.Key) })
 }
 
-// Only returns the rows that are to be kept.
+// Only returns the rows for which keep returns true.
 func Only(rows []Setting, keep func(Setting) bool) []Setting {
 	return slices.DeleteFunc(slices.Clone(rows), func(s Setting) bool { return !keep(s) })
 }

@@ -22,9 +22,9 @@ const (
 	flagTLS       = "tls"
 	flagReconnect = "reconnect"
 
-	// nbdAuto asks for a portal of the daemon at --status-url.
+	// nbdAuto chooses a portal of the daemon at --status-url.
 	nbdAuto = "auto"
-	// nbdSocket is before the path of a socket.
+	// nbdSocket precedes the path of a socket.
 	nbdSocket = "unix:"
 )
 
@@ -93,7 +93,7 @@ func (f *Flags) describedExport(l *settings.Loader) (libvirt.Export, error) {
 	return e, l.Problems.Err()
 }
 
-// at sets where an export is.
+// at sets the place of an export.
 func (f *nbdFlags) at(e *libvirt.Export, l *settings.Loader) {
 	if path, ok := strings.CutPrefix(f.address, nbdSocket); ok {
 		e.Socket = path
@@ -140,8 +140,8 @@ func (f *Flags) servedExport(ctx context.Context, l *settings.Loader) (libvirt.E
 	return e, l.Problems.Err()
 }
 
-// atDaemon finds a portal of NBD that can be reached from where the daemon's page was asked: on
-// this machine a socket, else an address.
+// atDaemon finds a portal of NBD that can be reached from the host of the daemon's page: on this
+// machine a socket, otherwise an address.
 func atDaemon(e *libvirt.Export, said *status.Status, pageHost string) bool {
 	if loopback.Is(pageHost) {
 		for _, portal := range said.NBDPortals {

@@ -31,7 +31,7 @@ func (f *Flags) servedLUN(ctx context.Context, l *settings.Loader) (libvirt.LUN,
 	if err != nil {
 		return libvirt.LUN{}, err
 	}
-	if len(said.Portals) == 0 { // whoever is at --host has another disk of that number
+	if len(said.Portals) == 0 { // the server at --host has another disk with that number
 		l.Problems.Add("--"+flagStatusURL, "the daemon has no iSCSI: add --%s=%s or --%s=%s",
 			flagNBD, nbdAuto, flagVhostUser, vhostUserAuto)
 		return libvirt.LUN{}, l.Problems.Err()
@@ -57,7 +57,7 @@ func (f *Flags) servedLUN(ctx context.Context, l *settings.Loader) (libvirt.LUN,
 	return lun, l.Problems.Err()
 }
 
-// ask asks the daemon at --status-url. It also returns the host of its page.
+// ask gets the status of the daemon at --status-url. It also returns the host of its page.
 func (f *Flags) ask(ctx context.Context, l *settings.Loader) (said *status.Status, pageHost string,
 	err error) {
 	for _, key := range []string{settings.KeyTargetName, settings.KeyAccessMode} {
@@ -162,9 +162,9 @@ func (f *Flags) choose(said *status.Status, l *settings.Loader) (status.LUN, err
 	return *found, nil
 }
 
-// servedPortals returns the portals of --host. Otherwise it returns those of the daemon that other
-// machines can reach, or those on loopback if the status page was asked there. A portal on every
-// address is reached at the host of the status page.
+// servedPortals returns the portals of --host. Without that flag, it returns those of the daemon
+// that other machines can reach, or those on loopback if the status page was read there. A portal
+// on every address is reached at the host of the status page.
 func (f *Flags) servedPortals(said *status.Status, pageHost string,
 	l *settings.Loader) []libvirt.Portal {
 	bound, usable := reachable(said.Portals, pageHost)
@@ -188,12 +188,12 @@ func (f *Flags) servedPortals(said *status.Status, pageHost string,
 }
 
 // reachable returns the addresses of portals as a client uses them, and those that can be reached
-// from where the status page was asked.
+// from the host of the status page.
 func reachable(portals []string, pageHost string) (bound, usable []libvirt.Portal) {
 	for _, text := range portals {
 		addr, err := netip.ParseAddrPort(text)
 		if err != nil {
-			continue // it is a socket, or of a newer daemon that listens in another way
+			continue // it is a socket, or of a newer daemon with other portals
 		}
 		p := libvirt.Portal{Host: addr.Addr().String(), Port: addr.Port()}
 		if addr.Addr().IsUnspecified() {

@@ -17,7 +17,7 @@ const (
 	flagQueues        = "queues"
 	flagMemoryBacking = "memory-backing"
 
-	// vhostUserAuto asks for the socket of the daemon at --status-url.
+	// vhostUserAuto chooses the socket of the daemon at --status-url.
 	vhostUserAuto = "auto"
 )
 

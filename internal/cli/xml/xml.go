@@ -23,7 +23,7 @@ type Flags struct {
 	serial, wwn   string
 	readOnly      bool
 	credential    libvirt.Credential
-	device        libvirt.Device // but for its initiator
+	device        libvirt.Device // without its initiator
 	initiator     string
 	domain        string
 	secretElement bool
@@ -54,7 +54,7 @@ const (
 var forISCSI = []string{flagHost, flagChapUsername, flagInitiator, flagDomain,
 	settings.KeyTargetName, settings.KeyPort, "secret", "secret-usage", "secret-uuid"}
 
-// refuse refuses flags that the element is not about.
+// refuse refuses flags that do not apply to the element.
 func refuse(l *settings.Loader, flags []string, why string) {
 	for _, flag := range flags {
 		if l.Flags.Changed(flag) {
@@ -153,8 +153,8 @@ func (f *Flags) Document(ctx context.Context, l *settings.Loader) (string, error
 	return text, explainFields(l, err)
 }
 
-// reference returns the credential. Its secret has the name of the target unless a flag says
-// otherwise.
+// reference returns the credential. Its secret has the name of the target, unless a flag gives
+// another.
 func (f *Flags) reference(targetName string) libvirt.Credential {
 	c := f.credential
 	if c.SecretUsage == "" && c.SecretUUID == "" {
@@ -180,7 +180,7 @@ func (f *Flags) initiatorName(l *settings.Loader) string {
 	return name
 }
 
-// describedLUN returns the LUN as the flags, or the settings of a daemon, describe it.
+// describedLUN returns the LUN that the flags, or the settings of a daemon, describe.
 func (f *Flags) describedLUN(l *settings.Loader) (libvirt.LUN, error) {
 	lun := libvirt.LUN{
 		TargetName: l.Text(settings.KeyTargetName), Number: f.lun,

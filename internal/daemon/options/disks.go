@@ -11,29 +11,29 @@ import (
 // Settings are the settings of disks. Reload may change them while the daemon runs.
 type Settings struct {
 	Disk DiskSettings // for every disk that is not in Disks
-	// Disks are settings of single disks, by the names of their images. Each has all values,
-	// including those of Disk. For a backing file, which is not a disk of its own, only the format
-	// can be set.
+	// Disks are settings of single disks, by the names of their images. Each has all values, also
+	// those of Disk. For a backing file, which is not a disk of its own, only the format can be
+	// set.
 	Disks map[string]SingleDisk
 }
 
 // SingleDisk has the settings of the disk of one image.
 type SingleDisk struct {
 	DiskSettings
-	FormatOnly bool   // nothing but the format was set
+	FormatOnly bool   // only the format was set
 	Source     string // the place to change, for messages
 }
 
 // DiskSettings are the settings of a disk.
 type DiskSettings struct {
-	LUN        uint16             // 0: as at the earlier start, or its position among the images
+	LUN        uint16             // 0: as at the earlier start, or the position among the images
 	CopyMode   instance.CopyMode  // "": instance.CopyClone
 	AccessMode serving.AccessMode // "": serving.AccessWriteExclusive
 	Format     image.Format       // of the image; "": the image tells
 	Size       int64              // bytes; 0: the image's
-	BlockSize  int                // of a logical block, bytes; 0: as so far, or 512
-	UsageType  string             // of Options.UsageTypes: where the disk lies; "": none
-	Identity   disk.Identity      // fields that are not zero are given to the disk
+	BlockSize  int                // of a logical block, bytes; 0: unchanged, or 512
+	UsageType  string             // one of Options.UsageTypes; "": none
+	Identity   disk.Identity      // fields that are not zero replace the disk's
 	ReadOnly   bool
 
 	CopyModeSource string // the place to change the copy mode, for messages
@@ -48,7 +48,7 @@ func (s DiskSettings) Resolved() DiskSettings {
 }
 
 // Formats are the formats in the settings, by the names of images and backing files. Opening an
-// image needs its format before the other settings.
+// image needs its format first.
 func (s Settings) Formats() map[string]image.Format {
 	all := map[string]image.Format{}
 	for name, d := range s.Disks {

@@ -35,53 +35,53 @@ type Options struct {
 	// WorkDirNamed says that a person has named WorkDir: it may outlive a container.
 	WorkDirNamed bool
 	// Leftovers says what happens to ephemeral disks whose images are gone or have changed. "":
-	// they are kept in a directory that a person has named, and removed in that of a container.
+	// they are kept in a directory that a person has named, and removed in a container's own.
 	Leftovers     instance.Leftovers
 	PersistentDir string // holds the disks instead, on a volume; "": none
 	// UsageTypes are more directories for disks; DiskSettings.UsageType chooses one. If there is a
 	// PersistentDir, the disks there are persistent, too.
 	UsageTypes UsageTypes
-	// OnImageChange says what happens to a persistent disk if its image is another one now.
+	// OnImageChange says what happens to a persistent disk whose image has changed.
 	OnImageChange instance.ImageChange
 	// EphemeralFlush makes a flush of an ephemeral disk reach storage.
 	EphemeralFlush bool
-	// Owner tells this daemon from others that use the same work directory. It must not change with
-	// a restart: a daemon removes only its own disks when their images are gone.
+	// Owner identifies this daemon among others with the same work directory. It must not change
+	// with a restart: a daemon removes only its own disks when their images are gone.
 	Owner string
 
 	TargetName string      // iSCSI name; "": target.DefaultTargetName
 	Portals    []Address   // where initiators log in; none: iSCSI is off
 	NBD        []NBDPortal // where clients of NBD connect; none: NBD is off
-	// VhostUserDir is where each disk has a socket for vhost-user; "": vhost-user is off
+	// VhostUserDir has a socket for vhost-user for each disk; "": vhost-user is off
 	VhostUserDir string
 	NBDTLS       NBDTLS      // zero: clients of NBD connect by Unix sockets and on loopback only
 	Hook         *Hook       // nil: it is no hook of KubeVirt
-	BehindNAT    bool        // they reach the portals at other addresses
+	BehindNAT    bool        // clients reach the portals at other addresses
 	CHAP         chap.Config // zero: initiators need not authenticate
 	Limits       target.Limits
 	Memory       int64 // bytes that peers may make the daemon keep; 0: see serving.Config
 
 	Volumes *Volumes // nil: none can be made
-	// UnpackMemory is how far back compressed data may refer, of an upload or of an image that has
+	// UnpackMemory is how far back compressed data may refer, in an upload or in an image that has
 	// to be fetched before it is served: see package unpack. 0: its default. Bytes.
 	UnpackMemory int64
 
 	Pages *Address // of /metrics, /healthz, /readyz and /status; nil: none
-	// PagesHosts are names that the pages are asked for, beside those that the daemon can know.
+	// PagesHosts are more names of hosts in requests for the pages.
 	PagesHosts []string
 	// PagesOptional serves disks even if the port of the pages is taken.
 	PagesOptional bool
 	ReadyFile     string // exists while the LUNs can be used; "": none
 	ControlSocket string // path; "": none
-	// OwnSocket is another one, in a directory that only this daemon has. "": none.
+	// OwnSocket is a control socket in a directory of this daemon alone. "": none.
 	OwnSocket string
-	// RecordBoot is a file for what guests read first from their disks. "": none.
+	// RecordBoot is a file for the first reads of guests. "": none.
 	RecordBoot string
 
 	Build status.Build // of this binary
 	Log   *zap.Logger  // nil: no log
-	// Table returns the settings that land in fields of these or of other options, always in the
-	// same order. Messages name settings by it, and Reload compares those of disks.
+	// Table returns the settings for fields of these or of other options, always in the same order.
+	// Messages name settings by it, and Reload compares those of disks.
 	Table func(*Options) []Setting
 }
 
@@ -90,7 +90,7 @@ type Streams struct {
 	References []transport.Reference // in the order of their LUNs, without duplicates
 	Registry   transport.Options     // Warn and Gate are the daemon's
 	Signatures signature.Options     // that images must have, those of Containers, too
-	// for fetched chunks; daemons may share it; made if it is missing
+	// for fetched chunks; several daemons may share it; made if it is missing
 	CacheDir  string
 	CacheSize int64 // bytes; 0: no limit
 	// WhenComplete serves layers without chunk digests before they are verified. They are verified
@@ -109,7 +109,7 @@ type Containers struct {
 	Machine machine.Options
 }
 
-// Remotes are disks that other servers have, and that this daemon hands on.
+// Remotes are disks of other servers that this daemon relays.
 type Remotes struct {
 	Disks []Remote // each once
 	// Cert, Key and ServerCA are PEM files of TLS, read at each connection. "": the daemon shows no
@@ -117,7 +117,7 @@ type Remotes struct {
 	Cert, Key, ServerCA string
 }
 
-// Remote is where a disk of another server is, as nbd.URI says it.
+// Remote is the place of another server's disk, as in nbd.URI.
 type Remote struct {
 	Address string
 	Host    string
@@ -130,12 +130,12 @@ func (o *Options) Remote() bool {
 	return len(o.Streams.References)+len(o.Containers.References)+len(o.Remotes.Disks) > 0
 }
 
-// mostKept is how much memory a disk of another server takes at most for what that server may lose.
+// mostKept is the most memory of another server's disk for changes that the server may lose.
 const mostKept = 16 << 20
 
 // MemoryFor divides the limit of memory, in bytes. Requests of clients have one part of it. Each
-// disk of another server has a part of its own for acknowledged writes that are not durable there:
-// so a server that is away delays no other disk. All of these have half of the limit at most.
+// disk of another server has a part of its own for acknowledged writes that are not durable there.
+// So a server that is away delays no other disk. All of these have at most half of the limit.
 func (o *Options) MemoryFor() (requests int64, eachRemote int) {
 	all, n := cmp.Or(o.Memory, serving.DefaultMemory), int64(len(o.Remotes.Disks))
 	if n == 0 {
@@ -153,16 +153,16 @@ type Volumes struct {
 	// directory, or in the work directory if there is none.
 	Dir string
 	// Portal is the address of the LUNs, as HOST:PORT. "": the portal's own, or the address at
-	// which a client has reached the daemon.
+	// which a client has connected to the daemon.
 	Portal   string
 	Max      int               // volumes at once; 0: no limit
 	MaxBytes int64             // of all of them; 0: no limit
 	Claims   map[string]string // directories of claims, by their names
-	// URLs are the addresses below which disks may be fetched from web servers. None: nowhere.
+	// URLs are prefixes of addresses from which disks may be fetched. None: no address.
 	URLs []transport.Prefix
 }
 
-// NBDPortal is where clients of NBD connect: a Unix socket, or an address.
+// NBDPortal is a portal for clients of NBD: a Unix socket, or an address.
 type NBDPortal struct {
 	Socket  string // path; "": Address
 	Address Address
@@ -175,22 +175,21 @@ func (p NBDPortal) String() string {
 	return p.Address.String()
 }
 
-// Answer is the file beside a Unix socket that says what a hook told KubeVirt's launcher, to which
-// it gives that socket: that the machine has the disks, or why they are refused for as long as the
-// pod lives.
+// Answer is the file beside a hook's Unix socket with the hook's answer to KubeVirt's launcher:
+// that the machine has the disks, or why they are refused for as long as the pod lives.
 func (p NBDPortal) Answer() string { return resolved(p.Socket) + ".answer" }
 
-// NBDTLS are the files of TLS for the portals of NBD that are addresses: PEM, read again when they
-// change.
+// NBDTLS are the TLS files (PEM) for the portals of NBD that are addresses. They are read again
+// when they change.
 type NBDTLS struct {
 	Cert, Key string // of the server
-	ClientCA  string // who has signed the certificates of clients
+	ClientCA  string // the authorities for the certificates of clients
 }
 
 // Images are the images that are served from the start: those of a directory, or named ones.
 type Images struct {
 	Dir   string   // every image in it, sorted naturally
-	Named bool     // a person has named Dir, so it has to be there
+	Named bool     // a person has named Dir, so it must exist
 	Paths []string // instead of those of Dir, in this order
 }
 
@@ -252,8 +251,7 @@ func (a Address) Network(all []Address) string {
 	return "tcp6"
 }
 
-// Reachable replaces an address that stands for every address by one that a client on this machine
-// can use.
+// Reachable replaces the wildcard address by one that a client on this machine can use.
 func Reachable(address string) string {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {

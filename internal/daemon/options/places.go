@@ -42,7 +42,8 @@ func (o *Options) HomeOf(name string, s DiskSettings, base string) (string, erro
 	return instance.DirIn(root, name), nil
 }
 
-// WorkDirOf is the directory that holds the directories of ephemeral disks with these settings.
+// WorkDirOf is the directory for ephemeral disks with these settings. Each disk has a directory in
+// it.
 func (o *Options) WorkDirOf(s DiskSettings) string {
 	if dir, ok := o.UsageTypes[s.UsageType]; ok && s.UsageType != "" {
 		return dir
@@ -62,7 +63,7 @@ func (o *Options) LeftoversIn(dir string) instance.Leftovers {
 	return instance.LeftoversRemove
 }
 
-// WorkDirs are all directories that hold directories of ephemeral disks.
+// WorkDirs are all directories for ephemeral disks.
 func (o *Options) WorkDirs() []string {
 	dirs := []string{o.WorkDir}
 	for _, name := range o.UsageTypes.Names() {
@@ -86,7 +87,7 @@ func (o *Options) KeepDir() string {
 // volumesName is the directory of the volumes, inside that of the disks.
 const volumesName = ".volumes"
 
-// VolumesDir keeps the volumes.
+// VolumesDir is the directory of the volumes.
 func (o *Options) VolumesDir() string {
 	switch {
 	case o.Volumes.Dir != "":

@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// Setting is what a person calls a field of the Options, in messages that ask for another value:
-// with a flag, or in a container mostly with a variable.
+// Setting has the names of a field of the Options, for messages that ask for another value: a flag,
+// or in a container mostly a variable.
 type Setting struct {
 	Key      string // in the configuration file
 	Flag     string // as "--copy-mode", or the name of a setting without a flag
 	Variable string // as "COPY_MODE"; may be empty
-	Field    any    // a pointer to the field in which the value lands
+	Field    any    // a pointer to the field for the value
 }
 
 func (s Setting) String() string { return s.Flag + s.variable() }
@@ -27,7 +27,7 @@ func (s Setting) variable() string {
 	return " (" + s.Variable + ")"
 }
 
-// Alternatives are the settings that land in one field, the usual one first.
+// Alternatives are the settings for one field, the usual one first.
 type Alternatives []Setting
 
 func (s Alternatives) String() string {
@@ -38,7 +38,7 @@ func (s Alternatives) String() string {
 	return strings.Join(names, " or ")
 }
 
-// SettingsOf returns the settings that land in a field of o.
+// SettingsOf returns the settings for a field of o.
 func (o *Options) SettingsOf(field any) (all Alternatives) {
 	for _, s := range o.Table(o) {
 		if s.Field == field {
@@ -51,10 +51,10 @@ func (o *Options) SettingsOf(field any) (all Alternatives) {
 	return all
 }
 
-// Setting returns the setting that lands in a field of o.
+// Setting returns the first setting for a field of o.
 func (o *Options) Setting(field any) Setting { return o.SettingsOf(field)[0] }
 
-// Differences names the settings in which two disks differ, by their keys.
+// Differences returns the keys of the settings in which two disks differ.
 func (o *Options) Differences(a, b DiskSettings) (keys []string) {
 	left, right := Options{Settings: Settings{Disk: a}}, Options{Settings: Settings{Disk: b}}
 	others := o.Table(&right)

@@ -46,9 +46,9 @@ func Check(opt *options.Options) error {
 	return nil
 }
 
-// place is where something of the daemon lies.
+// place is a path that a setting names.
 type place struct {
-	field any // the setting
+	field any // the setting's field
 	path  string
 }
 
@@ -75,10 +75,10 @@ func checkDirectories(opt *options.Options) error {
 				opt.Setting(&opt.Images.Dir).Flag)
 		}
 	}
-	if len(opt.Images.Paths) > 0 { // what lies beside an image that is named is none
+	if len(opt.Images.Paths) > 0 { // files beside a named image are not images
 		return wrong.Err()
 	}
-	// What a killed daemon leaves there would stop the next start, too.
+	// The rest of a killed daemon there would stop the next start, too.
 	files := []place{{&opt.RecordBoot, opt.RecordBoot},
 		{&opt.ControlSocket, opt.ControlSocket}}
 	if opt.VhostUserDir != "" {
@@ -102,11 +102,11 @@ func checkDirectories(opt *options.Options) error {
 	return wrong.Err()
 }
 
-// checkMade refuses directories that cannot be there, and would be made if they are missing. An
-// error of a file in them would not name the setting.
+// checkMade refuses directories that cannot exist, and would be made if they are missing. An error
+// of a file in them would not name the setting.
 func checkMade(opt *options.Options) error {
 	check := func(field any, dir string, writes bool) error {
-		at := dir // or the nearest directory above it
+		at := dir // or the nearest existing directory above it
 		st, err := os.Stat(at)
 		for errors.Is(err, fs.ErrNotExist) && at != filepath.Dir(at) {
 			at = filepath.Dir(at)
@@ -126,7 +126,7 @@ func checkMade(opt *options.Options) error {
 		}
 		return nil
 	}
-	if opt.PersistentDir == "" { // with one, the work directory may be out of reach
+	if opt.PersistentDir == "" { // with one, the work directory need not be usable
 		if err := check(&opt.WorkDir, opt.WorkDir, false); err != nil {
 			return err
 		}
@@ -137,7 +137,7 @@ func checkMade(opt *options.Options) error {
 	return check(&opt.VhostUserDir, opt.VhostUserDir, true)
 }
 
-// checkUsageTypes refuses directories that cannot hold disks. So a mistake shows at the start, not
+// checkUsageTypes refuses directories that cannot have disks. So a mistake shows at the start, not
 // only when the first disk chooses the type.
 func checkUsageTypes(opt *options.Options) error {
 	var wrong problems.List

@@ -11,14 +11,14 @@ import (
 	"kubevirt.io/disk/internal/problems"
 )
 
-// home is where a disk lies.
+// home is the place of a disk.
 type home struct {
-	usual string // where it lies if it chooses nothing
-	dir   string // where it lies by its settings
-	err   error  // why its settings cannot be used; nil: they can
+	usual string // if it chooses nothing
+	dir   string // by its settings
+	err   error  // why its settings cannot be used, or nil
 }
 
-// place decides where each disk lies. single says that a volume has the persistent directory.
+// place decides the directory of each disk. single says that a volume has the persistent directory.
 func (p *Plan) place(single bool) (err error) {
 	volume := p.opt.PersistentDir
 	dirs := make([]string, len(p.Disks))
@@ -61,7 +61,7 @@ func (p *Plan) place(single bool) (err error) {
 	return nil
 }
 
-// allHomes are the directories in which the disks may lie.
+// allHomes are the directories that may have the disks.
 func (p *Plan) allHomes() instance.Homes {
 	homes := instance.Homes{Base: p.opt.WorkDir, Owner: p.opt.Owner, Durable: p.opt.EphemeralFlush,
 		Kept: p.opt.LeftoversIn(p.opt.WorkDir) != instance.LeftoversRemove}
@@ -74,13 +74,13 @@ func (p *Plan) allHomes() instance.Homes {
 	return homes
 }
 
-// checkHomes refuses disks that lie elsewhere than their settings say.
+// checkHomes refuses disks that are in another place than their settings say.
 func (p *Plan) checkHomes() error {
 	homes := p.allHomes()
 	refused := problems.Refusal{Verb: "have disks that lie elsewhere"}
 	for i, d := range p.Disks {
 		if d.CopyMode == instance.CopyNone {
-			continue // it is the image's own file
+			continue // the image's own file
 		}
 		err := p.homes[i].err
 		if err == nil {
@@ -93,7 +93,7 @@ func (p *Plan) checkHomes() error {
 	return refused.Err()
 }
 
-// explainPlace says which setting lets a disk be found again.
+// explainPlace says which setting finds a disk again.
 func (p *Plan) explainPlace(err error) error {
 	var other *instance.OtherPlaceError
 	if !errors.As(err, &other) {

@@ -13,18 +13,18 @@ import (
 )
 
 // numbers are the LUNs of earlier starts. They stay with the images: a guest must not find another
-// disk under its number because an image came or went. Each disk keeps its own, and its identity,
-// see instance.KnownAs.
+// disk under its number because an image was added or removed. Each disk's state has its number and
+// its identity, see instance.KnownAs.
 type numbers struct {
-	// the numbers by the names of images that are here
+	// the numbers by the names of images that exist
 	byImage map[string]uint16
 	ids     map[string]disk.Identity
 
-	away  map[uint16]string // of disks whose images are not here: what has it
-	taken map[uint16]string // those, and what volumes have
+	away  map[uint16]string // of disks whose images are gone, and their names
+	taken map[uint16]string // those of away, and of volumes
 }
 
-// recallNumbers finds the LUNs of earlier starts. volumes are those of volumes.
+// recallNumbers finds the LUNs of earlier starts. volumes are the LUNs of volumes.
 func (p *Plan) recallNumbers(volumes map[uint16]string) (numbers, error) {
 	n := numbers{byImage: map[string]uint16{}, taken: map[uint16]string{},
 		ids: map[string]disk.Identity{}}
@@ -33,7 +33,7 @@ func (p *Plan) recallNumbers(volumes map[uint16]string) (numbers, error) {
 	users := map[uint16]bool{}
 	for i, d := range p.Disks {
 		here[filepath.Base(instance.DirIn("", d.Name))] = true
-		if d.AlreadyOpen != nil || p.homes[i].err != nil { // checkHomes says what is wrong
+		if d.AlreadyOpen != nil || p.homes[i].err != nil { // checkHomes reports what is wrong
 			continue
 		}
 		lun, id, err := instance.KnownAs(p.homes[i].dir, persistent)
@@ -42,14 +42,14 @@ func (p *Plan) recallNumbers(volumes map[uint16]string) (numbers, error) {
 		}
 		n.ids[d.Name] = id
 		if users[lun] {
-			continue // somebody has copied a disk; the first one keeps the number
+			continue // a copied disk; the first one keeps the number
 		}
 		if lun != 0 {
 			n.byImage[d.Name], users[lun] = lun, true
 		}
 	}
 	for _, dir := range p.diskRoots() {
-		// Images that are named one by one are a set of their own each time.
+		// Images that are named one by one are a new set each time.
 		if len(p.opt.Images.Paths) > 0 ||
 			!persistent && p.opt.LeftoversIn(dir) != instance.LeftoversKeep {
 			continue
@@ -71,10 +71,10 @@ func (p *Plan) recallNumbers(volumes map[uint16]string) (numbers, error) {
 	return n, nil
 }
 
-// Kept are the numbers of disks whose images are not here.
+// Kept are the numbers of disks whose images are gone.
 func (p *Plan) Kept() map[uint16]string { return p.numbers.away }
 
-// diskRoots are the directories that hold directories of disks.
+// diskRoots are the directories that have directories of disks.
 func (p *Plan) diskRoots() []string {
 	roots := p.opt.WorkDirs()
 	if p.opt.PersistentDir != "" {
@@ -83,7 +83,7 @@ func (p *Plan) diskRoots() []string {
 	return roots
 }
 
-// logNumbers logs what is new since an earlier start, and keeps the numbers for Settle.
+// logNumbers logs what is new since an earlier start, and stores the numbers for Settle.
 func (p *Plan) logNumbers() {
 	first := len(p.numbers.byImage) == 0 && len(p.numbers.taken) == 0
 	now := map[string]uint16{}
@@ -106,9 +106,9 @@ func (p *Plan) logNumbers() {
 	p.numbers.byImage = now
 }
 
-// choose gives each image the LUN that it is to have: the one that is set; or that of an earlier
-// start; or its place among the images, unless a disk of an earlier start has that one, and then
-// the lowest free one. Two images that want one number are reported to clash.
+// choose gives each image its LUN: the one in the settings; or that of an earlier start; or its
+// position among the images, unless a disk of an earlier start has that number, and then the lowest
+// free one. If two images want one number, choose calls clash.
 func (n numbers) choose(found []Disk, set []uint16, clash func(lun uint16, a, b string)) (
 	all []uint16,
 ) {

@@ -49,7 +49,7 @@ func explainPersistent(opt *options.Options, err error) error {
 
 // warnWithoutVolume warns of a persistent directory that is lost with the container. It may be in
 // the container's own layer, because the volume was forgotten or is mounted elsewhere, or in
-// memory. The disks are served nevertheless: somebody may be trying things out.
+// memory. The disks are served nevertheless: a person may be trying things out.
 func (p *Plan) warnWithoutVolume() {
 	var st unix.Statfs_t
 	if p.opt.PersistentDir == "" || unix.Statfs(p.opt.PersistentDir, &st) != nil {

@@ -13,40 +13,42 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// Disk is one disk to serve. Whoever finds it says what it is made of; Make says the rest.
+// Disk is one disk to serve. The package that finds it fills in what it is made of; Make fills in
+// the rest.
 type Disk struct {
 	Name    string       // of its image, for people
 	Image   *image.Image // nil: the disk is complete, and is served without one
 	Backing []string     // names of the image's backing files
 	Far     *Far         // nil: the image is on this machine
-	// Source is where content comes from that is not on this machine.
+	// Source is where far content comes from.
 	Source serving.Source
-	// From is the image in a registry that the disk is made of, by its digest. "": another one.
+	// From is the image in a registry that the disk is made of, by its digest. "": another image.
 	From string
-	// Digests are that of the image as it was named, and of this platform's image in it. nil: it is
-	// of this machine.
+	// Digests returns the digest of the image as it was named, and of this platform's image in it.
+	// nil: the image is on this machine.
 	Digests func() (digest, platform string)
-	// SignedBy is the fingerprint of the key that has signed the image. "": nobody asked for one.
+	// SignedBy is the fingerprint of the key that has signed the image. "": no signature was
+	// required.
 	SignedBy string
-	// Config reads, from the open image, the configuration that the disk of a container image gets
-	// before a guest can read it. nil: it is made from something else.
+	// Config reads the configuration from the open image of a container. The disk gets it before a
+	// guest can read it. nil: the disk is not made from a container image.
 	Config func() ([]byte, error)
 
-	// AlreadyOpen is the disk itself, if another server has it, or if it is a snapshot; nil: it has
-	// files, and is still to be opened.
+	// AlreadyOpen is the disk itself, if another server has it, or if it is a snapshot; nil: the
+	// disk has files, and is still to be opened.
 	AlreadyOpen *instance.Instance
 
 	// Dir is the directory of a persistent disk. "": the disk is ephemeral, in the directory of its
 	// usage type, or in the work directory.
 	Dir string
-	// CopyAfter delays the copying of the image until it is closed. nil: no delay.
+	// CopyAfter delays the copying of the image until the channel is closed. nil: no delay.
 	CopyAfter <-chan struct{}
 	Empty     bool         // a missing persistent disk is made from zeros, without an image
-	AtLeast   int64        // bytes; a disk that is smaller is enlarged; 0: none is
+	AtLeast   int64        // bytes; a smaller disk is enlarged; 0: no minimum
 	Volume    bool         // it is a volume's disk
 	Unserved  bool         // it gets no LUN
 	After     func() error // called when the disk and its image are closed; nil: nothing
-	// BlockSizeKnown says that the image was written with blocks of that length.
+	// BlockSizeKnown says that the image was written with blocks of BlockSize.
 	BlockSizeKnown bool
 	options.DiskSettings
 }
@@ -54,8 +56,8 @@ type Disk struct {
 // Far is an image in a registry.
 type Far struct {
 	Digests []string // of the disk's content
-	// Open opens the image, and returns what to wait for before all of it is copied. Format "": the
-	// image tells.
+	// Open opens the image, and returns a channel to wait for before all of it is copied. format
+	// "": the image decides.
 	Open func(ctx context.Context, format image.Format) (*image.Image, <-chan struct{}, error)
 }
 
@@ -69,26 +71,26 @@ func (d *Disk) String() string {
 // local reports whether the image is a file that a person has put on this machine.
 func (d *Disk) local() bool { return d.Far == nil && d.Config == nil && d.AlreadyOpen == nil }
 
-// CloseImages closes what disks that are not opened would be made of.
+// CloseImages closes the images of disks that are not opened.
 func CloseImages(disks []Disk) {
 	for _, d := range disks {
 		if d.Image != nil {
 			_ = d.Image.Close() // it was opened for reading
 		}
 		if d.AlreadyOpen != nil {
-			_ = d.AlreadyOpen.Close() // nobody has used it
+			_ = d.AlreadyOpen.Close() // it was not used
 		}
 	}
 }
 
-// Volumes are what volumes have, so no image can have it.
+// Volumes are the places, numbers and names of volumes, which no image may get.
 type Volumes struct {
 	Single bool              // a volume lies in the persistent directory itself
-	LUNs   map[uint16]string // the name of each volume that has a number, or is called like one
+	LUNs   map[uint16]string // of volumes, by their numbers, also those in names
 	Names  []string          // of all volumes
 }
 
-// Plan says what is served from the start.
+// Plan is what is served from the start.
 type Plan struct {
 	Disks []Disk // in the order for people
 
@@ -97,8 +99,8 @@ type Plan struct {
 	numbers numbers
 }
 
-// Make makes a plan for images that were found. It completes them in place. Images in registries
-// are opened, unless their disks are complete; after an error, too, the caller closes all images.
+// Make makes a plan for the found images, and completes them. Images in registries are opened,
+// unless their disks are complete. The caller closes all images, also after an error.
 func Make(ctx context.Context, opt *options.Options, found []Disk, volumes Volumes) (*Plan, error) {
 	p := &Plan{Disks: found, opt: opt}
 	if err := p.place(volumes.Single); err != nil {
@@ -157,12 +159,13 @@ func (p *Plan) openFar(ctx context.Context, i int) (err error) {
 	return err
 }
 
-// Made remembers where the disks lie. Call it when they are open, before a guest can use them.
+// Made records the directories of the disks. Call it when they are open, before a guest can use
+// them.
 func (p *Plan) Made() error {
 	homes := p.allHomes()
 	for i, d := range p.Disks {
 		if d.CopyMode == instance.CopyNone {
-			continue // it is the image's own file
+			continue // the image's own file
 		}
 		if err := homes.Made(d.Name, p.homes[i].usual, p.homes[i].dir); err != nil {
 			return err

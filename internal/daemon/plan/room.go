@@ -18,9 +18,9 @@ import (
 	"kubevirt.io/disk/disk/instance"
 )
 
-// MakeRoom makes what takes space. If there is too little, it removes the disks of images that are
-// gone, which usually happens later, when all others are served, and makes it again. The error says
-// what else would make room for a disk in this copy mode.
+// MakeRoom calls what, which takes space. If there is too little, it removes the disks of images
+// that are gone, which usually happens later, when all others are served, and calls what again. The
+// error says what else would make room for a disk in this copy mode.
 func (p *Plan) MakeRoom(ctx context.Context, mode instance.CopyMode, what func() error) error {
 	err := what()
 	if !errors.Is(err, disk.ErrNoSpace) {
@@ -45,7 +45,7 @@ func (p *Plan) MakeRoom(ctx context.Context, mode instance.CopyMode, what func()
 
 // Sweep removes the disks of images that are gone from their directory, or logs that they are kept,
 // and returns their bytes. If no image was found there, or nothing was searched, it removes
-// nothing: then nothing is known to be gone.
+// nothing: then it is unknown which images are gone.
 func (p *Plan) Sweep(ctx context.Context) (kept int64) {
 	var elsewhere []string
 	for _, d := range p.Disks {
@@ -69,10 +69,10 @@ type sharedRoom struct {
 	images []*image.Image
 }
 
-// CheckRoom refuses to start with new disks that do not fit together on the storage that they
-// share. Opening a disk only checks whether it fits alone: at that time the others are still being
-// copied, and have taken little of their room. A disk of an earlier start is never refused: a
-// machine runs from it, and copying waits for room.
+// CheckRoom refuses to start with new disks that together do not fit on their storage. Opening a
+// disk only checks whether it fits alone: then the others are still being copied, and have taken
+// little of their space. A disk of an earlier start is never refused: a machine runs from it, and
+// copying waits for space.
 func (p *Plan) CheckRoom(ctx context.Context) error {
 	rooms := map[uint64]*sharedRoom{}
 	var order []*sharedRoom
@@ -125,7 +125,7 @@ func (r *sharedRoom) check(ctx context.Context) error {
 	}
 	needed, err := sum(math.MaxInt64)
 	if err == nil && needed > available {
-		needed, err = sum(0) // without stored zeros, which take time to find
+		needed, err = sum(0) // without looking for stored zeros, which takes time
 	}
 	if err != nil || needed <= available {
 		return err

@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// Settle decides how the disk of each image is served by settings, or returns why it cannot be.
+// Settle returns the settings of each image's disk, or why it cannot be served.
 func (p *Plan) Settle(s options.Settings) ([]options.DiskSettings, error) {
 	found := p.Disks
 	var wrong problems.List
@@ -48,8 +48,8 @@ func (p *Plan) Settle(s options.Settings) ([]options.DiskSettings, error) {
 				p.opt.Setting(&p.opt.Settings.Disk.UsageType).Key, string(instance.CopyClone))
 		}
 	}
-	// Check before the disks are opened: a disk keeps its identity, even if the configuration file
-	// is corrected.
+	// Check before the disks are opened: a disk keeps its identity, even if the settings are
+	// corrected later.
 	wanted := make([]Disk, len(settings))
 	for i, one := range settings {
 		one.Identity = one.Identity.Or(p.numbers.ids[found[i].Name])
@@ -61,8 +61,8 @@ func (p *Plan) Settle(s options.Settings) ([]options.DiskSettings, error) {
 	return settings, wrong.Err()
 }
 
-// checkRemote finds settings of a disk that its own server decides. The block size may be that of
-// all disks, of which others are images.
+// checkRemote finds settings of a disk that its own server decides. The block size may be the
+// common setting of all disks, which is for images.
 func (p *Plan) checkRemote(i int, s, common options.DiskSettings, wrong *problems.List) {
 	at := fmt.Sprintf("the disk %q", p.Disks[i].Name)
 	if s.Size != 0 {
@@ -139,9 +139,9 @@ func isBacking(name string, found []Disk) bool {
 	})
 }
 
-// CheckIdentities refuses disks that initiators cannot tell apart: a multipath driver would take
-// them for two paths to one disk, and write the data of each to both. It compares only what is
-// known.
+// CheckIdentities refuses disks that initiators cannot distinguish: a multipath driver would take
+// them for two paths to one disk, and write the data of each to both. It compares only known
+// identities.
 func CheckIdentities(opt *options.Options, disks []Disk) error {
 	serials, naas := map[string]*Disk{}, map[[8]byte]*Disk{}
 	var all []error

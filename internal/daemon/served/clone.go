@@ -15,8 +15,8 @@ import (
 
 // Clone opens one more disk, whose content is a snapshot of another disk. Nobody can use it yet.
 // Nothing is copied first. Until it has copied everything, which in most copy modes it never does,
-// the snapshot cannot be deleted, and the other disk stays. Its blocks are those of the other disk,
-// unless what says that the length is known: a clone that is there keeps its own.
+// the snapshot cannot be deleted, and the other disk stays. It has the block size of the other
+// disk, unless what.BlockSizeKnown is set: an existing clone keeps its own.
 //
 // If the other disk is not open, the error wraps fs.ErrNotExist. If it has no such snapshot, it
 // wraps instance.ErrSnapshotMissing.
@@ -46,10 +46,10 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 	}
 	err = inst.NoteClone(opened.Snapshot.ID, d.volumesID+"/"+what.Name, d.gone)
 	if err != nil {
-		_ = opened.Close() // it only forgets that the snapshot is in use
+		_ = opened.Close() // it only ends the use of the snapshot
 		return nil, err
 	}
-	digest := "snapshot:" + opened.Snapshot.ID // the disk may get another serial number
+	digest := "snapshot:" + opened.Snapshot.ID // the serial number of the disk may change
 	earlier := "snapshot:" + snapshotIdentity(inst, opened.Snapshot.ID).Serial
 	name := snapshotName(from, snapshot)
 	what.Image, err = image.OpenSource(ctx, name,
@@ -59,14 +59,14 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 		}, image.Options{Formats: map[string]image.Format{name: image.FormatRaw},
 			Alike: func(now, before string) bool { return now == digest && before == earlier }})
 	if err != nil {
-		_ = opened.Close() // it only forgets that the snapshot is in use
+		_ = opened.Close() // it only ends the use of the snapshot
 		return nil, err
 	}
 	what.BlockSizeKnown = true
 	return d.openFrom(ctx, what, origin{clonedFrom: from})
 }
 
-// gone reports whether a clone that is noted was a volume of this directory, and is none any more.
+// gone reports whether a noted clone was a volume of this directory, and does not exist any more.
 // Otherwise the notes of a disk that is cloned again and again would grow for ever.
 func (d *Disks) gone(clone string) bool {
 	by, name, _ := strings.Cut(clone, "/")
@@ -75,7 +75,7 @@ func (d *Disks) gone(clone string) bool {
 	return by == d.volumesID && d.table.volumes[name] == nil
 }
 
-// notOpenError says that a disk to clone is not open. That may change.
+// notOpenError says that a disk to clone is not open. It may be later.
 type notOpenError struct{ name string }
 
 func (e *notOpenError) Error() string {
@@ -85,7 +85,7 @@ func (e *notOpenError) Error() string {
 
 func (e *notOpenError) Unwrap() error { return fs.ErrNotExist }
 
-// source finds the only disk of a name that can be cloned.
+// source finds the disk to clone: the only one with that name.
 func (d *Disks) source(name string) (found *Disk, err error) {
 	for _, s := range d.table.all() {
 		switch {
@@ -125,8 +125,8 @@ func (d *Disks) refuseIfCloned(s *Disk) error {
 		strings.Join(names, " and "))
 }
 
-// refuseIfNeeded refuses to delete a snapshot that clones may need. The volumes of this daemon tell
-// whether they do. Other clones are known only by the note that is kept with the snapshot.
+// refuseIfNeeded refuses to delete a snapshot that clones may need. The volumes of this daemon know
+// whether they do. Other clones are known only by the note in the snapshot.
 func (d *Disks) refuseIfNeeded(s *Disk, one instance.Snapshot) error {
 	d.table.mu.Lock()
 	defer d.table.mu.Unlock()

@@ -26,7 +26,7 @@ func (d *Disks) OpenContent(name, snapshot string) (*control.Content, error) {
 	if inst == nil {
 		return nil, fmt.Errorf("%v is not open", s)
 	}
-	// If this image turned out to be wrong later, an image that is made of it would stay.
+	// If this image turned out to be wrong later, an image made from it would remain.
 	ctx, stop := context.WithTimeout(context.Background(), settleTime)
 	defer stop()
 	if err := inst.Settled(ctx); errors.Is(err, context.DeadlineExceeded) {
@@ -45,8 +45,8 @@ func (d *Disks) OpenContent(name, snapshot string) (*control.Content, error) {
 		Committed: inst.CommittedBefore(opened.Disk)}}, nil
 }
 
-// committed remembers the image that has the content of a snapshot. The identity says which: a
-// snapshot may have been made again under its name since it was read.
+// committed remembers the image that has the content of a snapshot. identity identifies the
+// snapshot: another may have its name since it was read.
 func (s *Disk) committed(name, identity, image string) error {
 	inst := s.Instance()
 	if inst == nil {

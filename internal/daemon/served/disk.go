@@ -21,20 +21,20 @@ type Disk struct {
 	plan.Disk                 // as it was opened; After is guarded by ending
 	Progress  *image.Progress // nil: its mode copies nothing
 	origin                    // set before the disk is in the table
-	// storage tells people where it lies on this machine. Set before it is opened.
+	// storage is its place on this machine, for people. Set before it is opened.
 	storage string
 
 	mu  sync.Mutex
 	now state // guarded by mu
-	// reported is the state of the disk as it was found last. Guarded by mu.
+	// reported is the last found state of the disk. Guarded by mu.
 	reported reportedState
 
-	// turn is held while the disk is reverted, or while it changes whether it is served, so that
+	// turn is held while the disk is reverted, or while it begins or ends to be served, so that
 	// nobody acts on a state in between. Lock it before that of a snapshot of the disk.
 	turn    sync.Mutex
 	leaving bool // guarded by turn; it is not served any more, and will be closed
-	// released is closed when nothing uses a leaving disk any more. Guarded by turn; nil: nobody
-	// had it.
+	// released is closed when nothing uses a leaving disk any more. Guarded by turn; nil: it was
+	// not in use.
 	released <-chan struct{}
 
 	// ending is held while the disk is flushed or closed, so that no disk is closed during a flush.
@@ -42,7 +42,7 @@ type Disk struct {
 	closed bool // guarded by ending
 }
 
-// origin is what a disk comes from that is a disk itself.
+// origin is the disk that another disk comes from.
 type origin struct {
 	snapshotOf *Disk // the disk whose snapshot this is; nil: it is none
 	clonedFrom *Disk // the disk whose snapshot this one reads from; nil: none
@@ -50,14 +50,14 @@ type origin struct {
 
 // state is the part of a disk's state that can change.
 type state struct {
-	access   serving.AccessMode // in force
-	readOnly bool               // in force
+	access   serving.AccessMode // in effect
+	readOnly bool               // in effect
 	size     int64              // bytes; 0: unknown yet
 	instance *instance.Instance // nil: not opened yet, or closed
 	space    *gauge[disk.Usage] // nil: the disk does not know
 	contents *gauge[disk.Map]   // nil: the disk does not know
 	serving  bool               // it is a LUN
-	opening  time.Time          // it began to be opened; zero: it waits for its turn
+	opening  time.Time          // when opening began; zero: it waits for its turn
 }
 
 func newDisk(p plan.Disk) *Disk {
@@ -85,7 +85,8 @@ func (s *Disk) Instance() *instance.Instance { return s.look().instance }
 // Serving reports whether the disk is a LUN.
 func (s *Disk) Serving() bool { return s.look().serving }
 
-// IsSnapshot reports whether it is a snapshot that is served, for as long as the daemon runs.
+// IsSnapshot reports whether the disk is a snapshot, which is served for as long as the daemon
+// runs.
 func (s *Disk) IsSnapshot() bool { return s.snapshotOf != nil }
 
 // set records whether the disk is a LUN, and reports whether it was.
@@ -104,7 +105,7 @@ func (s *Disk) opened(inst *instance.Instance) {
 	s.now.contents = newMapGauge(inst.Disk)
 }
 
-// take returns the instance for the caller to close, or nil if there is none.
+// take removes and returns the instance, for the caller to close, or returns nil.
 func (s *Disk) take() *instance.Instance {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,7 +114,7 @@ func (s *Disk) take() *instance.Instance {
 	return inst
 }
 
-// enlarge makes an open disk larger, if it is smaller.
+// enlarge enlarges an open disk, if it is smaller.
 func (s *Disk) enlarge(size int64) error {
 	if s.look().size >= size {
 		return nil
@@ -175,7 +176,7 @@ func (s *Disk) flush() error {
 	return nil
 }
 
-// close ends the work in the background, and closes the disk and its image. Later calls do nothing.
+// close ends the background work, and closes the disk and its image. Later calls do nothing.
 func (s *Disk) close() error {
 	s.ending.Lock()
 	defer s.ending.Unlock()
@@ -202,7 +203,7 @@ func (s *Disk) close() error {
 	return nil
 }
 
-// options is an open disk as protocols need it.
+// options is an open disk in the form that serving needs.
 func (s *Disk) options() serving.Options {
 	now := s.look()
 	opt := serving.Options{
@@ -218,13 +219,13 @@ func (s *Disk) options() serving.Options {
 		Source:    s.source(),
 		Storage:   s.storage,
 	}
-	if s.AlreadyOpen == nil { // otherwise its server keeps what belongs to it
+	if s.AlreadyOpen == nil { // otherwise its server keeps its data
 		opt.Store = now.instance.Store()
 	}
 	return opt
 }
 
-// status returns what /status says of the disk, without its space and users.
+// status returns the disk's part of /status, without its space and users.
 func (s *Disk) status() status.LUN {
 	s.mu.Lock()
 	defer s.mu.Unlock()

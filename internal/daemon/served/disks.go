@@ -30,23 +30,23 @@ type Disks struct {
 	storages []*gauge[disk.Usage] // of the usage types, in the order of their names
 	table    table
 	plan     *plan.Plan // set by Start
-	initial  []*Disk    // those of the plan; set by Start
-	// handovers is told which LUNs come and go; set by ServeAll.
+	initial  []*Disk    // the disks of the plan; set by Start
+	// handovers is told when LUNs are added and removed; set by ServeAll.
 	handovers *control.Server
 
 	// volumesID identifies the directory of the volumes that are served; "": none are. Set before
 	// the first disk.
 	volumesID string
 
-	// Stopping ends when no disk may come any more, and those that come give up.
+	// Stopping ends when no disk may be added any more, and disks that are being opened give up.
 	Stopping context.Context
 	stop     context.CancelFunc
 
-	// OpenInstance is instance.Open, unless a test wants other disks.
+	// OpenInstance is instance.Open, except in tests.
 	OpenInstance func(context.Context, *image.Image, instance.Options) (*instance.Instance, error)
 }
 
-// New returns disks that will be served from inUse. There are none yet.
+// New returns an empty set of disks, which will be served from inUse.
 func New(opt *options.Options, inUse *serving.Disks) (d *Disks, err error) {
 	d = &Disks{opt: opt, inUse: inUse, workers: instance.NewWorkers(), OpenInstance: instance.Open}
 	d.Stopping, d.stop = context.WithCancel(context.Background())
@@ -61,7 +61,7 @@ func New(opt *options.Options, inUse *serving.Disks) (d *Disks, err error) {
 }
 
 // Start opens the disks of a plan, and owns their images from now on. After an error, Close closes
-// what is open.
+// the open ones.
 func (d *Disks) Start(ctx context.Context, p *plan.Plan) (err error) {
 	d.plan = p
 	d.table.keep(p.Kept())
@@ -83,7 +83,7 @@ func (d *Disks) Start(ctx context.Context, p *plan.Plan) (err error) {
 	return d.checkIdentities(d.initial)
 }
 
-// ServeAll makes LUNs of the disks that were started. From now on, handovers learns of each change.
+// ServeAll makes the started disks LUNs. From now on, handovers is told of each change.
 func (d *Disks) ServeAll(handovers *control.Server) error {
 	d.handovers = handovers
 	for _, s := range d.initial {
@@ -140,7 +140,7 @@ func (d *Disks) open(ctx context.Context, s *Disk) error {
 	}
 	if reads := opt.Reads; reads != nil && config != nil {
 		opt.Reads = func(off, length int64) {
-			if configured.Load() { // earlier reads are our own, not the guest's
+			if configured.Load() { // earlier reads are not the guest's
 				reads(off, length)
 			}
 		}
@@ -166,7 +166,7 @@ func (d *Disks) open(ctx context.Context, s *Disk) error {
 	return nil
 }
 
-// checkIdentities compares open disks, because a disk keeps the identity it was given before.
+// checkIdentities compares open disks, because a disk keeps its former identity.
 func (d *Disks) checkIdentities(disks []*Disk) error {
 	var all []plan.Disk
 	for _, s := range disks {
@@ -179,14 +179,14 @@ func (d *Disks) checkIdentities(disks []*Disk) error {
 	return plan.CheckIdentities(d.opt, all)
 }
 
-// Stop lets no disk come any more. Those that are being opened give up.
+// Stop lets no disk be added any more. Disks that are being opened give up.
 func (d *Disks) Stop() { d.stop() }
 
 // flushesAtOnce is how many disks are flushed at the same time. They wait for storage, which
 // handles many at once.
 const flushesAtOnce = 16
 
-// Flush makes every disk durable, and then keeps what guests have read first. What hangs is an
+// Flush makes every disk durable, and then saves the first reads of guests. A disk that hangs is an
 // error when ctx ends.
 func (d *Disks) Flush(ctx context.Context) error {
 	return Within(ctx, "flush", func() error {
@@ -197,9 +197,9 @@ func (d *Disks) Flush(ctx context.Context) error {
 	})
 }
 
-// Close closes all disks at once: each may wait a moment for its work in the background, and all
-// share the time of a stop. Only clones come before the disks that they read from. It calls last
-// after that.
+// Close closes all disks at once: each may wait a moment for its background work, and all share the
+// time of a stop. Only clones are closed before the disks that they read from. Close calls last
+// afterwards.
 func (d *Disks) Close(ctx context.Context, last func() error) error {
 	return Within(ctx, "close", func() error {
 		d.table.close()

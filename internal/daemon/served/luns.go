@@ -46,7 +46,7 @@ func (d *Disks) openFrom(ctx context.Context, disk plan.Disk, from origin) (s *D
 	return added[0], nil
 }
 
-// orStopping replaces an error that is due to the end of the daemon.
+// orStopping replaces an error that is caused by the end of the daemon.
 func (d *Disks) orStopping(err error) error {
 	if d.Stopping.Err() != nil {
 		return fmt.Errorf("%w: %w", ErrStopping, err)
@@ -54,14 +54,13 @@ func (d *Disks) orStopping(err error) error {
 	return err
 }
 
-// Abandon closes a disk that was opened and is no LUN.
+// Abandon closes an opened disk that is no LUN.
 func (d *Disks) Abandon(s *Disk) error {
 	d.table.drop(s)
 	return s.close()
 }
 
-// Serve makes a LUN of a disk that was opened. If it is one of many, the caller tells of all by
-// Announce.
+// Serve makes an opened disk a LUN. With oneOfMany, the caller announces all of them by Announce.
 func (d *Disks) Serve(s *Disk, oneOfMany bool) error {
 	if err := d.table.begin(); err != nil {
 		return err
@@ -112,11 +111,8 @@ func (d *Disks) Grow(s *Disk, size int64) error {
 }
 
 // End stops serving a disk, and closes it. Commands to it then end with LOGICAL UNIT NOT SUPPORTED;
-// commands to other LUNs do not wait. Its data stays in its directory. If the disk was served, it
-// need not have reached storage.
-//
-// A command that hangs in the disk keeps it open. If ctx ends before the command does, the error
-// says so, and the disk is closed when the command returns.
+// commands to other LUNs do not wait. Its data stays in its directory. The data of a disk that was
+// served need not be durable.
 func (d *Disks) End(ctx context.Context, s *Disk) error {
 	if err := d.table.begin(); err != nil {
 		return err
@@ -149,8 +145,8 @@ func (d *Disks) End(ctx context.Context, s *Disk) error {
 	}
 }
 
-// leave takes a disk from its users for good. Nothing uses it when released is closed; nil: nobody
-// had it. leave may be called again, while a command still hangs in the disk.
+// leave takes a disk from its users for good. Nothing uses it when released is closed; nil: it was
+// not in use. leave may be called again, while a command still hangs in the disk.
 func (d *Disks) leave(ctx context.Context, s *Disk) (released <-chan struct{}, err error) {
 	s.turn.Lock()
 	defer s.turn.Unlock()
@@ -174,9 +170,9 @@ func (d *Disks) leave(ctx context.Context, s *Disk) (released <-chan struct{}, e
 	return released, nil
 }
 
-// Withdraw stops serving a disk that no initiator uses, and its snapshots. Otherwise it returns a
-// *serving.InUseError. The disk stays open until End, and is not served again. If clones or others
-// read its snapshots, it returns instance.ErrSnapshotInUse.
+// Withdraw stops serving a disk that no initiator uses, and its snapshots. If one does, it returns
+// a *serving.InUseError. The disk stays open until End, and is not served again. If clones or
+// others read its snapshots, it returns instance.ErrSnapshotInUse.
 func (d *Disks) Withdraw(s *Disk) (err error) {
 	if err := d.table.begin(); err != nil {
 		return err
@@ -210,7 +206,7 @@ func (d *Disks) Withdraw(s *Disk) (err error) {
 	return nil
 }
 
-// nobody has a disk that was released.
+// nobody is the channel of a disk that was released.
 var nobody = func() <-chan struct{} {
 	closed := make(chan struct{})
 	close(closed)
@@ -227,7 +223,7 @@ func (d *Disks) withdrawLocked(s *Disk) (released <-chan struct{}, err error) {
 	return released, nil
 }
 
-// announceRemoved says that nobody has a LUN any more.
+// announceRemoved logs that a LUN was removed.
 func (d *Disks) announceRemoved(s *Disk) {
 	d.handovers.Removed(s.LUN)
 	d.opt.Log.Info("removed a LUN", zap.Uint16("lun", s.LUN), zap.String("image", s.Name))

@@ -20,14 +20,14 @@ import (
 // recordFor is how long the reads of a disk are recorded, from its first read.
 const recordFor = time.Minute
 
-// recorder writes a file with the first reads of guests, in their order.
+// recorder writes a file with the first reads of guests, in order.
 type recorder struct {
 	path string
 	log  *zap.Logger
 
 	mu    sync.Mutex
 	disks []*diskRecord // guarded by mu
-	saved int           // guarded by mu; blocks of all disks in the file; 0: there is no file yet
+	saved int           // guarded by mu; blocks of all disks in the file; 0: no file yet
 }
 
 // diskRecord has the reads of one disk so far.
@@ -36,7 +36,7 @@ type diskRecord struct {
 
 	mu    sync.Mutex
 	order registry.BootDisk // guarded by mu
-	seen  map[int64]bool    // guarded by mu; nil: nothing was read yet
+	seen  map[int64]bool    // guarded by mu; nil: no reads yet
 }
 
 // newRecorder checks that the file can be made. It returns nil if nothing is recorded.
@@ -55,8 +55,8 @@ func newRecorder(path string, name options.Setting, log *zap.Logger) (*recorder,
 	return &recorder{path: path, log: log}, nil
 }
 
-// checkOrderFile checks that nothing else than an earlier record is replaced: the path may be a
-// mistake, such as that of an image.
+// checkOrderFile checks that only an earlier record is replaced: the path may be a mistake, such as
+// that of an image.
 func checkOrderFile(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -101,7 +101,7 @@ func (r *recorder) disk(name string, size int64) (reads func(off, length int64))
 	}
 }
 
-// read records a range, and reports whether it is the first one.
+// read records a range, and reports whether it is the first.
 func (d *diskRecord) read(off, length int64) (first bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -118,7 +118,7 @@ func (d *diskRecord) read(off, length int64) (first bool) {
 	return first
 }
 
-// save writes the file, if there is more to write than it has.
+// save writes the file, if there are more reads than in the file.
 func (r *recorder) save() {
 	if r == nil {
 		return
@@ -149,7 +149,7 @@ func (r *recorder) save() {
 		zap.Int("disks", len(all.Disks)), zap.Int("bytes", blocks*registry.BootBlock))
 }
 
-// writeOrder replaces the file in one step, as checkOrderFile has it.
+// writeOrder replaces the file in one step, if checkOrderFile allows it.
 func writeOrder(path string, order *registry.BootOrder) error {
 	dir, err := osfile.Resolved(filepath.Dir(path))
 	if err != nil {

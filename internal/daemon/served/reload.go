@@ -7,10 +7,10 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// Reload puts new settings into force if they can change while disks are served: the access mode,
-// and whether a LUN can be written. It covers the disks of the plan. Each result names a disk and a
-// setting, like "fedora.qcow2: read-only": done is in force; later takes effect when the disk is
-// served again, with the reason if there is one. After an error nothing has changed.
+// Reload applies new settings that can change while disks are served: the access mode, and whether
+// a LUN can be written. It covers the disks of the plan. Each result names a disk and a setting,
+// like "fedora.qcow2: read-only": done is in effect; later takes effect when the disk is served
+// again, with the reason if there is one. After an error nothing has changed.
 func (d *Disks) Reload(next options.Settings) (done, later []string, err error) {
 	wanted, err := d.plan.Settle(next)
 	if err != nil {
@@ -23,10 +23,10 @@ func (d *Disks) Reload(next options.Settings) (done, later []string, err error) 
 	return done, later, nil
 }
 
-// change applies the settings of a disk that can change while it is served, each by itself, and
-// names what did and did not change.
+// change applies the settings of a disk that can change while it is served, each by itself. It
+// returns the names of those that did and did not change.
 func (d *Disks) change(s *Disk, next options.DiskSettings) (done, later []string) {
-	free := s.turn.TryLock() // who has it may wait for storage, and nobody waits for that here
+	free := s.turn.TryLock() // the holder may wait for storage, and nobody waits for that here
 	if free {
 		defer s.turn.Unlock()
 	}

@@ -17,8 +17,8 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// ListSnapshots lists the snapshots of a disk, which is named by its name or its LUN, or of all
-// disks for "".
+// ListSnapshots lists the snapshots of a disk, named by its name or its LUN, or of all disks for
+// "".
 func (d *Disks) ListSnapshots(name string) ([]status.Snapshot, error) {
 	disks := d.table.all()
 	if name != "" {
@@ -46,7 +46,7 @@ func (d *Disks) ListSnapshots(name string) ([]status.Snapshot, error) {
 	return all, nil
 }
 
-// ChangeSnapshots carries out a request of the control socket. Done is a sentence for a person.
+// ChangeSnapshots carries out a request of the control socket. done is a sentence for a person.
 func (d *Disks) ChangeSnapshots(ctx context.Context, req status.SnapshotRequest) (
 	done string, err error) {
 	disks := make([]*Disk, len(req.Disks))
@@ -123,7 +123,7 @@ func (d *Disks) findOpen(name string) (*Disk, error) {
 	return found[0], nil
 }
 
-// TakeSnapshot keeps what disks hold now, all at one point in time.
+// TakeSnapshot takes a snapshot of disks, all at one point in time.
 func (d *Disks) TakeSnapshot(ctx context.Context, name string, disks ...*Disk) error {
 	if err := d.table.begin(); err != nil {
 		return err
@@ -141,7 +141,7 @@ func (d *Disks) TakeSnapshot(ctx context.Context, name string, disks ...*Disk) e
 	return instance.TakeSnapshot(ctx, name, all...)
 }
 
-// ownsSnapshots refuses a disk whose content this daemon does not keep.
+// ownsSnapshots refuses a disk whose content is not this daemon's.
 func (s *Disk) ownsSnapshots() error {
 	if s.AlreadyOpen != nil {
 		return fmt.Errorf("%v is not kept here: take snapshots where the disk is", s)
@@ -149,7 +149,7 @@ func (s *Disk) ownsSnapshots() error {
 	return nil
 }
 
-// DeleteSnapshot forgets a snapshot. What only it held is freed in the background.
+// DeleteSnapshot deletes a snapshot. The space that only it needed is freed in the background.
 func (d *Disks) DeleteSnapshot(ctx context.Context, s *Disk, name string) error {
 	if err := d.table.begin(); err != nil {
 		return err
@@ -173,8 +173,8 @@ func (d *Disks) DeleteSnapshot(ctx context.Context, s *Disk, name string) error 
 	return inst.DeleteSnapshot(ctx, name)
 }
 
-// Revert gives a disk the content of a snapshot. It refuses with a *serving.InUseError while
-// somebody uses the disk. The LUN is away meanwhile.
+// Revert gives a disk the content of a snapshot. It refuses with a *serving.InUseError while the
+// disk is in use. The LUN is missing meanwhile.
 func (d *Disks) Revert(ctx context.Context, s *Disk, name string) (err error) {
 	if err := s.ownsSnapshots(); err != nil {
 		return err
@@ -189,11 +189,11 @@ func (d *Disks) Revert(ctx context.Context, s *Disk, name string) (err error) {
 	if err != nil {
 		return err
 	}
-	held, err := inst.OpenSnapshot(name) // so that it stays
+	held, err := inst.OpenSnapshot(name) // so that it is not deleted
 	if err != nil {
 		return err
 	}
-	defer held.Close() // it only forgets that the snapshot is in use
+	defer held.Close() // it only ends the use of the snapshot
 	if s.Serving() {
 		released, err := d.withdrawLocked(s)
 		if errors.As(err, new(*serving.InUseError)) {
@@ -207,7 +207,7 @@ func (d *Disks) Revert(ctx context.Context, s *Disk, name string) (err error) {
 	if !s.Unserved {
 		defer func() { err = errors.Join(err, d.serveLocked(s, false)) }()
 	}
-	undo, _ := inst.Store().Load(disk.StoredAtomic) // a damaged one may go
+	undo, _ := inst.Store().Load(disk.StoredAtomic) // a damaged one may be dropped
 	// A client that is away now, and comes back, must not go on where it was.
 	if err := serving.EndGeneration(inst.Store()); err != nil {
 		return fmt.Errorf("%v: %w", s, err)
@@ -221,7 +221,7 @@ func (d *Disks) Revert(ctx context.Context, s *Disk, name string) (err error) {
 // snapshotName is the name under which a snapshot is served.
 func snapshotName(s *Disk, name string) string { return s.Name + "@" + name }
 
-// snapshotLUN is the disk under which a snapshot is served, or nil.
+// snapshotLUN is the disk of a served snapshot, or nil.
 func (d *Disks) snapshotLUN(s *Disk, name string) *Disk {
 	for _, o := range d.table.served() {
 		if o.snapshotOf == s && o.Name == snapshotName(s, name) {
@@ -267,8 +267,8 @@ func snapshotIdentity(inst *instance.Instance, id string) disk.Identity {
 	return disk.IdentityOf([18]byte(sum[:18]))
 }
 
-// endSnapshots stops serving the snapshots of a disk that goes, which need its files. If somebody
-// uses one, it returns a *serving.InUseError, unless force is set.
+// endSnapshots stops serving the snapshots of a disk that is removed, which need its files. If one
+// is in use, it returns a *serving.InUseError, unless force is set.
 func (d *Disks) endSnapshots(ctx context.Context, s *Disk, force bool) error {
 	for _, o := range d.table.served() {
 		if o.snapshotOf != s {

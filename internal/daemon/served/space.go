@@ -11,9 +11,10 @@ import (
 // gaugeWait is how long a page waits for the storage of a disk.
 const gaugeWait = 200 * time.Millisecond
 
-// gauge reports what a disk says about itself. Storage may hang, such as a file server that is
-// gone, but must not hold up the pages on which people look for the reason. So the gauge asks only
-// once, and returns the last answer until the next one arrives. A nil gauge knows nothing.
+// gauge reports the space or the content of a disk. Storage may hang, such as a file server that is
+// gone, but must not delay the pages on which people look for the reason. So the gauge makes only
+// one request at a time, and returns the last answer until the next one arrives. A nil gauge knows
+// nothing.
 type gauge[T any] struct {
 	question func() (T, error)
 
@@ -40,10 +41,10 @@ func newMapGauge(d disk.Disk) *gauge[disk.Map] {
 	return &gauge[disk.Map]{question: func() (disk.Map, error) { return *m.Map(), nil }}
 }
 
-// now asks, and returns the answer; nil if nothing is known.
+// now makes a request, and returns the answer; nil if nothing is known.
 func (g *gauge[T]) now() *T { return readAll(time.After(gaugeWait), []*gauge[T]{g})[0] }
 
-// readAll is now for many gauges, side by side. A gauge without an answer at limit keeps its last
+// readAll is now for many gauges, side by side. A gauge without an answer at limit returns its last
 // one.
 func readAll[T any](limit <-chan time.Time, gauges []*gauge[T]) []*T {
 	answered := make([]chan struct{}, len(gauges))
@@ -73,7 +74,7 @@ func readAll[T any](limit <-chan time.Time, gauges []*gauge[T]) []*T {
 	return all
 }
 
-// ask asks the storage, or returns nil if the last answer is still outstanding.
+// ask begins a request to storage, or returns nil if the last answer is still outstanding.
 func (g *gauge[T]) ask() (answered chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

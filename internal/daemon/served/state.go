@@ -15,26 +15,26 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// What a disk is doing is found here, and nowhere else: whoever asks gets the same answer. Package
-// serving knows why requests of guests wait or fail; this file adds what happens before and after
-// there are any.
+// The state of a disk is found here, and nowhere else, so that everybody gets the same answer.
+// Package serving knows why requests of guests wait or fail; this file adds what happens before and
+// after there are any.
 
-// watchEvery is how often the log is told of trouble that has begun or ended.
+// watchEvery is how often trouble that has begun or ended is logged.
 const watchEvery = time.Second
 
-// reportedState is the state of a disk as it was found last.
+// reportedState is the last found state of a disk.
 type reportedState struct {
 	status.Condition
-	logged   status.Condition // what the log was told last; State "": nothing is wrong
+	logged   status.Condition // last logged; State "": nothing is wrong
 	troubles []status.Trouble
 }
 
-// condition says what a disk is doing, and all that is wrong with it.
+// condition returns the state of a disk, and all that is wrong with it.
 func (d *Disks) condition(s *Disk, now time.Time) (status.Condition, []status.Trouble) {
 	c, troubles := d.find(s, now)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i := range troubles { // what no request has met is found anew each time
+	for i := range troubles { // trouble that no request has met is found again each time
 		t := &troubles[i]
 		for _, was := range s.reported.troubles {
 			if t.Since.Equal(now) && was.Kind == t.Kind && was.Message == t.Message {
@@ -64,7 +64,7 @@ func (d *Disks) condition(s *Disk, now time.Time) (status.Condition, []status.Tr
 	return c, troubles
 }
 
-// find is condition without what was found before.
+// find is condition without the formerly found state.
 func (d *Disks) find(s *Disk, now time.Time) (c status.Condition, troubles []status.Trouble) {
 	err := s.Failure()
 	if errors.Is(err, disk.ErrMoved) {
@@ -105,7 +105,7 @@ func (d *Disks) find(s *Disk, now time.Time) (c status.Condition, troubles []sta
 	return c, troubles
 }
 
-// copying is why the image of a disk is not copied, unless guests have such trouble, too.
+// copying is why the image of a disk is not copied, unless guests have the same trouble.
 func (s *Disk) copying(known []status.Trouble, now time.Time) (more []status.Trouble) {
 	add := func(kind, message, text string) {
 		if !slices.ContainsFunc(known, func(t status.Trouble) bool { return t.Kind == kind }) {
@@ -125,7 +125,7 @@ func (s *Disk) copying(known []status.Trouble, now time.Time) (more []status.Tro
 	return more
 }
 
-// starting says why nobody can use a disk yet.
+// starting says why a disk cannot be used yet.
 func (s *Disk) starting() status.Condition {
 	now, from := s.look(), s.source()
 	c := status.Condition{State: status.DiskStarting, Since: now.opening}
@@ -142,7 +142,7 @@ func (s *Disk) starting() status.Condition {
 	return c
 }
 
-// Opening is the disk that is being opened, and why that is not over; "": there is none.
+// Opening is the disk that is being opened, and what it waits for; "": there is none.
 func (d *Disks) Opening() (disk string, c status.Condition) {
 	for _, s := range d.table.all() {
 		if now := s.look(); now.instance == nil && !now.opening.IsZero() {
@@ -152,7 +152,7 @@ func (d *Disks) Opening() (disk string, c status.Condition) {
 	return "", c
 }
 
-// Why is the last error of a source since then, behind a colon; "": there was none.
+// Why is the last error of a source since then, after a colon; "": there was none.
 func Why(from serving.Source, since time.Time) string {
 	if from.Why == nil {
 		return ""
@@ -164,7 +164,7 @@ func Why(from serving.Source, since time.Time) string {
 	return ": " + text
 }
 
-// source is where content of the disk comes from that is not on this machine.
+// source is where far content of the disk comes from.
 func (s *Disk) source() serving.Source {
 	if s.clonedFrom != nil && s.Source.Kind == "" {
 		return s.clonedFrom.source()
@@ -172,7 +172,7 @@ func (s *Disk) source() serving.Source {
 	return s.Source
 }
 
-// beginOpening notes that the disk is being opened, and where it lies.
+// beginOpening notes that the disk is being opened, and its place.
 func (s *Disk) beginOpening(workDir string) {
 	s.storage = "the storage of " + cmp.Or(s.Dir, workDir)
 	if s.Image != nil && s.Far == nil && s.Source.Kind == "" {
@@ -187,9 +187,9 @@ func (s *Disk) beginOpening(workDir string) {
 	s.now.opening = time.Now()
 }
 
-// Unusable is why no guest should log in here: all disks have failed, or have moved away. nil: a
-// disk is usable, or there is none. A disk that waits is usable: otherwise the pod would leave its
-// Service, and guests that have lost their connection could not come back to wait.
+// Unusable is why no guest should log in here: all disks have failed, or were taken over elsewhere.
+// nil: a disk is usable, or there is none. A waiting disk is usable: otherwise the pod would leave
+// its Service, and guests that have lost their connection could not come back to wait.
 func (d *Disks) Unusable() error {
 	var all []error
 	for _, s := range d.table.served() {
@@ -217,7 +217,7 @@ func line(s *Disk, c status.Condition) string {
 		c.Reason)
 }
 
-// watch tells the log of trouble that begins or ends, until the daemon stops.
+// watch logs trouble that begins or ends, until the daemon stops.
 func (d *Disks) watch() {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
@@ -233,7 +233,7 @@ func (d *Disks) watch() {
 	}
 }
 
-// tell tells the log once when the trouble of a disk begins, and once when it ends.
+// tell logs once when the trouble of a disk begins, and once when it ends.
 func (d *Disks) tell(s *Disk, now time.Time) {
 	c, _ := d.condition(s, now)
 	s.mu.Lock()

@@ -11,8 +11,8 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// Status returns what /status says of LUNs and usage types. ready says that the daemon is. It waits
-// for no disk for long.
+// Status returns the parts of /status about LUNs and usage types. ready says that the daemon is
+// ready. It waits for no disk for long.
 func (d *Disks) Status(ready bool) (luns []status.LUN, types []status.UsageType) {
 	luns = []status.LUN{}
 	var gauges []*gauge[disk.Usage]
@@ -37,7 +37,7 @@ func (d *Disks) Status(ready bool) (luns []status.LUN, types []status.UsageType)
 }
 
 // Failure returns nil unless a disk has failed for good, and a restart may help. It does not help
-// the machine that has a disk of another server: it would go on without the writes that are lost.
+// if the disk is another server's: the machine would go on without the lost writes.
 func (d *Disks) Failure() error {
 	var all []error
 	for _, s := range d.table.all() {

@@ -10,15 +10,15 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// table holds the disks of a daemon, in the order for people. Each has its own LUN. It is safe for
-// concurrent use.
+// table has the disks of a daemon, in the order for people. Each has its own LUN. Any number of
+// goroutines may use it.
 type table struct {
 	mu     sync.Mutex
 	disks  []*Disk // guarded by mu
 	closed bool    // guarded by mu; no new change may begin
 	// volumes are all volumes, by name, whether their disks are open or not. Guarded by mu.
 	volumes map[string]*Volume
-	// kept are the numbers of disks whose images are away, which nobody new gets. Guarded by mu.
+	// kept are the numbers of disks whose images are gone. No new disk gets one. Guarded by mu.
 	kept map[uint16]string
 
 	// changes counts the disks that are being added or removed. It grows only with mu held and
@@ -29,7 +29,7 @@ type table struct {
 // ErrStopping is the reason why a disk cannot be added.
 var ErrStopping = errors.New("the daemon is stopping")
 
-// keep says which numbers nobody new gets.
+// keep sets the numbers that no new disk gets.
 func (t *table) keep(kept map[uint16]string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -106,12 +106,12 @@ func (t *table) addFrom(from origin, disks ...plan.Disk) ([]*Disk, error) {
 
 // NameTakenError says that a disk cannot have a name or a number. Names of images, volumes and
 // served snapshots, and numbers of LUNs, share one name space, because exports and commands find a
-// disk by either. Whoever has a name first keeps it.
+// disk by either. The first disk with a name keeps it.
 type NameTakenError struct {
 	Name   string
 	LUN    uint16 // 0: none yet
-	Holder string // who has the name or the number
-	Volume bool   // it is a volume's disk. A new one is refused before, so this one keeps its name
+	Holder string // what has the name or the number
+	Volume bool   // the disk of an existing volume: names of new ones are checked earlier
 }
 
 func (e *NameTakenError) Error() string {
@@ -127,9 +127,9 @@ func (e *NameTakenError) Error() string {
 		"numbers, so %s", what, e.Holder, advice)
 }
 
-// holderLocked says what has a name ("": none) or a number (0: none). "": nothing. For a volume,
-// other volumes do not count: its name and number were chosen beside theirs, or an earlier version
-// has chosen them, which gave a volume "1" and another one the number 1. Both keep what they have.
+// holderLocked returns what has a name ("": none) or a number (0: none), or "". For a volume, other
+// volumes do not count: its name and number were chosen with theirs in mind, or by an earlier
+// version, which gave a volume "1" and another one the number 1. Both keep these.
 func (t *table) holderLocked(name string, lun uint16, volume bool) string {
 	for _, s := range t.disks {
 		if !(volume && s.Volume) && has(s.Name, s.LUN, name, lun) {
@@ -152,8 +152,8 @@ func (t *table) volumeLocked(name string, lun uint16, except string) string {
 	return ""
 }
 
-// has reports whether a disk that is called so, with that number, has a name ("": none) or a number
-// (0: none).
+// has reports whether a disk with the name called and the number number conflicts with a name ("":
+// none) or a number (0: none).
 func has(called string, number uint16, name string, lun uint16) bool {
 	return name != "" && called == name || lun != 0 && serving.NumberIn(called) == lun ||
 		number != 0 && (number == lun || number == serving.NumberIn(name))

@@ -7,24 +7,24 @@ import (
 	"strings"
 )
 
-// Volume is what a volume has from before it is made until it is gone, whether its disk is open or
-// not. Nobody else gets its name and its number. The snapshot that it was cloned from stays until
-// its disk has copied everything, which in most copy modes it never does.
+// Volume is a volume from before it is made until it is deleted, with its disk open or not. Nobody
+// else gets its name and its number. The snapshot that it was cloned from stays until its disk has
+// copied everything, which in most copy modes it never does.
 type Volume struct {
 	Name           string
 	LUN            uint16 // 0: none
-	Disk, Snapshot string // what it was cloned from; "": nothing
-	// Unknown says that its record cannot be read, so nobody knows what it was cloned from.
+	Disk, Snapshot string // its origin, if it is a clone; "": it is none
+	// Unknown says that its record cannot be read, so its origin is unknown.
 	Unknown bool
 
 	leaving bool // guarded by table.mu; nothing can be cloned from it any more
 }
 
-// ServeVolumes says that volumes will be added, those of a directory with that identifier. Without
-// them, nobody knows which snapshots volumes need.
+// ServeVolumes says that volumes of a directory with that identifier will be added. Without them,
+// it is unknown which snapshots volumes need.
 func (d *Disks) ServeVolumes(id string) { d.volumesID = id }
 
-// AddVolume adds a volume. That of an earlier run keeps its name and its number, whatever else has
+// AddVolume adds a volume. One of an earlier run keeps its name and its number, even if others have
 // them. A new one has no number yet; it is refused with a *NameTakenError, or a *LeavingError.
 func (d *Disks) AddVolume(v Volume, earlier bool) error {
 	t := &d.table
@@ -46,7 +46,7 @@ func (d *Disks) AddVolume(v Volume, earlier bool) error {
 	return nil
 }
 
-// TakeNumber gives a volume a number, unless something else has it.
+// TakeNumber gives a volume a number, unless it is taken.
 func (d *Disks) TakeNumber(name string, lun uint16) bool {
 	t := &d.table
 	t.mu.Lock()
@@ -66,15 +66,15 @@ func (d *Disks) DropVolume(name string) {
 	delete(d.table.volumes, name)
 }
 
-// LeavingError says that a volume will be deleted, so nothing can be cloned from it.
+// LeavingError says that a volume will be deleted, so it cannot be cloned.
 type LeavingError struct{ Name string }
 
 func (e *LeavingError) Error() string {
 	return fmt.Sprintf("the volume %q is being deleted", e.Name)
 }
 
-// LeaveVolume says that a volume will be deleted, or takes that back: meanwhile nothing can be
-// cloned from it. It does nothing, and returns the volumes that need it, if there are some.
+// LeaveVolume says that a volume will be deleted; with false it revokes that. Meanwhile it cannot
+// be cloned. If other volumes need it, LeaveVolume only returns these.
 func (d *Disks) LeaveVolume(name string, leaving bool) (needed []string) {
 	noted := d.notedClones(name)
 	t := &d.table
@@ -95,7 +95,7 @@ func (d *Disks) LeaveVolume(name string, leaving bool) (needed []string) {
 }
 
 // notedClones returns the volumes that the snapshots of a volume name as their clones. They may be
-// gone, or others of the same name by now.
+// deleted, or have been replaced by others of the same name.
 func (d *Disks) notedClones(volume string) (names []string) {
 	for _, s := range d.table.all() {
 		inst := s.Instance()
@@ -114,7 +114,8 @@ func (d *Disks) notedClones(volume string) (names []string) {
 	return names
 }
 
-// clonesLocked returns the volumes that still need a snapshot of a disk ("": any of them), by name.
+// clonesLocked returns the volumes that still need a snapshot of a disk ("": any snapshot), by
+// name.
 func (t *table) clonesLocked(disk, snapshot string) (names []string) {
 	for _, v := range t.volumes {
 		if v.Disk == disk && (snapshot == "" || v.Snapshot == snapshot) && !t.copiedLocked(v.Name) {
@@ -132,9 +133,9 @@ func (t *table) copiedLocked(volume string) bool {
 	})
 }
 
-// notedLocked reports whether a volume may still need a snapshot of a disk that says so, although
-// its record does not name the disk. The record cannot be read, or the disk had another name: that
-// of an image that was renamed.
+// notedLocked reports whether a volume may still need a snapshot whose note names it, although the
+// volume's record does not name the disk. The record may be unreadable, or the disk may have had
+// another name, because its image was renamed.
 func (t *table) notedLocked(s *Disk, snapshot, volume string) bool {
 	v := t.volumes[volume]
 	if v == nil || t.copiedLocked(volume) {

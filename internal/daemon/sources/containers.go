@@ -60,7 +60,7 @@ func (s *Sources) findContainer(ctx context.Context, ref transport.Reference) (p
 		}
 		img, err := made.Open()
 		if err != nil && again {
-			continue // another daemon may just have removed a level
+			continue // another daemon may have removed a level just now
 		}
 		if err != nil {
 			return plan.Disk{}, err

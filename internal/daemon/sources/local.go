@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/internal/problems"
 )
 
-// findLocal finds the images on this machine. There may be none if there are images elsewhere.
+// findLocal finds the images on this machine. There need not be any if there are images elsewhere.
 func (s *Sources) findLocal(single bool) (found []plan.Disk, err error) {
 	images, err := s.openImages()
 	volume := s.opt.PersistentDir
@@ -35,7 +35,7 @@ func (s *Sources) findLocal(single bool) (found []plan.Disk, err error) {
 		return found, nil
 	case len(s.opt.Images.Paths) > 0:
 		return nil, err
-	case s.opt.Images.Named && errors.Is(err, fs.ErrNotExist): // other disks would get its numbers
+	case s.opt.Images.Named && errors.Is(err, fs.ErrNotExist): // other disks would get its LUN
 	case isNoImage(err) && (s.opt.Remote() || single): // it is served with the other volumes
 		return nil, nil
 	case isNoImage(err) && volume != "" && instance.HasPersistent(volume):
@@ -94,7 +94,7 @@ func (s *Sources) openImages() ([]*image.Image, error) {
 	return images, nil
 }
 
-// logAssumed warns of an image that looks like another format than the one it is served as.
+// logAssumed warns of an image that looks like another format than the assumed one.
 func (s *Sources) logAssumed(info image.Info) {
 	if info.LooksLike != "" {
 		s.opt.Log.Info("an image is served in its known format, although its content looks like "+
@@ -142,7 +142,7 @@ func (s *Sources) explainScan(err error) error {
 	case errors.Is(err, syscall.ENOTDIR):
 		return fmt.Errorf("%q is not a directory: name the directory that the images are in, with "+
 			"%v", dir, name)
-	case errors.As(err, new(*image.ScanError)): // its files say what is wrong with each
+	case errors.As(err, new(*image.ScanError)): // each of its files has an error
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("the image directory %q cannot be read by user %d: make it readable for "+
 			"that user, or name another one with %v: %w", dir, os.Geteuid(), name, err)

@@ -24,8 +24,8 @@ const (
 	remotePause   = time.Second
 )
 
-// findRemotes connects to the disks of other servers. After an error the caller still closes what
-// was found.
+// findRemotes connects to the disks of other servers. After an error the caller closes those that
+// were found.
 func (s *Sources) findRemotes(ctx context.Context) (found []plan.Disk, err error) {
 	defer s.begin(serving.Source{})
 	for _, u := range s.opt.Remotes.Disks {

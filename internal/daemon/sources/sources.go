@@ -25,36 +25,36 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// keepName is the directory beside the disks for knowledge about images in registries. No disk's
-// directory begins with a dot.
+// keepName is the directory beside the disks for records about images in registries. The name of a
+// disk's directory never begins with a dot.
 const keepName = ".images"
 
-// Sources are where the images of one daemon come from.
+// Sources finds the images of one daemon.
 type Sources struct {
 	opt     *options.Options
-	client  *registry.Client // nil: the options need none
+	client  *registry.Client // nil: not needed
 	streams []*registry.Stream
 
 	mu    sync.Mutex
 	cache *cache.Cache // guarded by mu; nil: not open
 	now   step         // guarded by mu
-	// last are the last errors of references, registries and servers: guarded by mu
+	// last are the last errors of references, registries and servers. Guarded by mu
 	last map[string]lastError
 }
 
 // step is what Find is doing.
 type step struct {
-	what serving.Source // that it waits for; Name "": nothing
-	at   time.Time      // it began
+	what serving.Source // what it waits for; Name "": nothing
+	at   time.Time      // when it began
 }
 
-// lastError is what a person was warned of.
+// lastError is the last warning to a person.
 type lastError struct {
 	text string
 	at   time.Time
 }
 
-// maxLast is how many references have a last error.
+// maxLast is for how many references the last error is kept.
 const maxLast = 256
 
 // Step is what Find waits for now, and since when. Its Name is "" if it waits for nothing.
@@ -64,7 +64,7 @@ func (s *Sources) Step() (what serving.Source, since time.Time) {
 	return s.now.what, s.now.at
 }
 
-// begin notes what Find waits for from now on.
+// begin notes what Find begins to wait for.
 func (s *Sources) begin(what serving.Source) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +81,7 @@ func (s *Sources) noteLast(of string, err error) {
 	s.last[of] = lastError{err.Error(), time.Now()}
 }
 
-// Source tells people where the content of a reference comes from.
+// Source describes, for people, where the content of a reference comes from.
 func (s *Sources) Source(ref transport.Reference) serving.Source {
 	what := "the registry of "
 	if ref.IsAddress() {
@@ -114,7 +114,7 @@ func New(opt *options.Options) (s *Sources, err error) {
 }
 
 // Find finds the images to serve from the start. Those of this machine and of containers are open,
-// for the caller to close. single says that a volume has the persistent directory.
+// and the caller closes them. single says that a volume has the persistent directory.
 func (s *Sources) Find(ctx context.Context, single bool) (found []plan.Disk, err error) {
 	defer func() {
 		if err != nil {
@@ -125,7 +125,7 @@ func (s *Sources) Find(ctx context.Context, single bool) (found []plan.Disk, err
 		return found, err
 	}
 	if s.hasReferences() {
-		if _, err := s.openCache(); err != nil { // it limits the size of the levels, too
+		if _, err := s.openCache(); err != nil { // its size limits the levels, too
 			return found, err
 		}
 	}
@@ -189,10 +189,10 @@ func (s *Sources) findStreams(ctx context.Context) (found []plan.Disk, err error
 	return found, refused.Err()
 }
 
-// digests name an image in the log.
+// digests are the log's fields for an image.
 func digests(digest, platform string) zap.Field {
 	return zap.Inline(zapcore.ObjectMarshalerFunc(func(to zapcore.ObjectEncoder) error {
-		if digest != "" { // "": of a file at an address that was not read yet
+		if digest != "" { // "": a file at an address that was not read yet
 			to.AddString("digest", digest)
 		}
 		if platform != "" {
@@ -202,7 +202,7 @@ func digests(digest, platform string) zap.Field {
 	}))
 }
 
-// signedBy names the key of an image in the log.
+// signedBy is the log's field for the key that has signed an image.
 func signedBy(key string) zap.Field {
 	if key == "" {
 		return zap.Skip()
@@ -223,8 +223,8 @@ func far(stream *registry.Stream, of registry.StreamDisk) *plan.Far {
 		}}
 }
 
-// Stream finds an image in a registry. What is found out about it is kept in a directory. The
-// caller closes the stream.
+// Stream finds an image in a registry. Records about it are kept in a directory. The caller closes
+// the stream.
 func (s *Sources) Stream(ctx context.Context, ref transport.Reference, keepDir string) (
 	*registry.Stream, error) {
 	opened, err := s.openCache()
@@ -253,7 +253,7 @@ func (s *Sources) openCache() (_ *cache.Cache, err error) {
 	return s.cache, nil
 }
 
-// Fetched counts what was fetched, for the metrics. nil: nothing can be yet.
+// Fetched returns counts of fetched data, for the metrics. nil: there are none yet.
 func (s *Sources) Fetched() *metrics.Fetched {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -46,7 +46,7 @@ func (v *Volumes) Uploads() *metrics.Uploads {
 // expireEvery is how often to look for interrupted uploads.
 const expireEvery = 10 * time.Minute
 
-// expireUploads ends uploads that nobody continues, until the daemon stops.
+// expireUploads ends uploads that are not continued, until the daemon stops.
 func (v *Volumes) expireUploads() {
 	tick := time.NewTicker(expireEvery)
 	defer tick.Stop()
@@ -72,7 +72,7 @@ func (v *Volumes) awaiting() (names []string) {
 	return names
 }
 
-// recoverUploads removes the remains of uploads that an earlier run did not finish.
+// recoverUploads removes the rest of uploads that an earlier run did not finish.
 func (v *Volumes) recoverUploads(ctx context.Context) {
 	if err := v.uploads.Recover(ctx, v.awaiting()); err != nil {
 		v.opt.Log.Warn("the remains of an upload could not be removed: the next upload to its "+

@@ -35,10 +35,10 @@ type opener struct {
 	opt     *options.Options
 	disks   *served.Disks
 	sources *sources.Sources
-	uploads *upload.Handler // set by New, before the first volume goes
+	uploads *upload.Handler // set by New, before the first volume is deleted
 
-	found   []plan.Disk // what the daemon serves beside volumes; set by Volumes.Serve
-	loading atomic.Bool // they are being served at the start
+	found   []plan.Disk // the daemon's own disks; set by Volumes.Serve
+	loading atomic.Bool // volumes are being served at the start
 }
 
 // Enter says that there is a volume.
@@ -48,7 +48,7 @@ func (v *opener) Enter(r store.Record, earlier bool) error {
 	return refusal(v.disks.AddVolume(one, earlier))
 }
 
-// TakeNumber gives a volume a number, unless something else has it.
+// TakeNumber gives a volume a number, unless it is taken.
 func (v *opener) TakeNumber(name string, lun uint16) bool { return v.disks.TakeNumber(name, lun) }
 
 // Leave says whether a volume will be deleted, unless others need it.
@@ -56,7 +56,7 @@ func (v *opener) Leave(name string, leaving bool) (needed []string) {
 	return v.disks.LeaveVolume(name, leaving)
 }
 
-// Forget says that a volume is gone.
+// Forget says that a volume was deleted.
 func (v *opener) Forget(name string) {
 	v.disks.DropVolume(name)
 	v.uploads.Forget(name)
@@ -92,7 +92,7 @@ func (v *opener) open(ctx context.Context, want volume.Disk) (*served.Disk, erro
 		what.Size = want.Size
 	}
 	if disk, snapshot := want.Source.Cloned(); disk != "" && want.File == "" {
-		what.BlockSizeKnown = want.There // an earlier version may have made it with others
+		what.BlockSizeKnown = want.There // an earlier version may have made it with another size
 		s, err := v.disks.Clone(ctx, what, disk, snapshot)
 		missing := errors.Is(err, fs.ErrNotExist) || errors.Is(err, instance.ErrSnapshotMissing)
 		if missing && !want.There {
@@ -106,11 +106,11 @@ func (v *opener) open(ctx context.Context, want volume.Disk) (*served.Disk, erro
 	return v.disks.Open(ctx, what)
 }
 
-// Waits says what the image of a disk is waited for, and why it does not come.
+// Waits says what the image of a disk waits for, and why it does not come.
 func (v *opener) Waits(from *api.Source, since time.Time) string {
 	ref, err := v.far(from)
 	if err != nil {
-		return "" // Open says so, too
+		return "" // Open reports that, too
 	}
 	source := v.sources.Source(ref)
 	return source.Name + served.Why(source, since)
@@ -139,7 +139,7 @@ func (v *opener) Default() (api.Spec, error) {
 	return api.Spec{Size: size}, nil
 }
 
-// Place returns a directory that holds disks.
+// Place returns a directory for disks.
 func (v *opener) Place(p store.Place) (string, error) {
 	switch p.Kind {
 	case store.PlaceRoot:
@@ -197,8 +197,8 @@ func (v *opener) image(ctx context.Context, want volume.Disk, to *plan.Disk) (er
 	return v.streamed(ctx, want, to)
 }
 
-// uploaded opens an image that somebody has uploaded. It must not refer to another file, because
-// that would be a file of this machine.
+// uploaded opens an uploaded image. It must not refer to another file, because that would be a file
+// of this machine.
 func (v *opener) uploaded(path string) (*image.Image, error) {
 	img, err := image.Open(path, image.Options{})
 	if err != nil {
@@ -212,8 +212,8 @@ func (v *opener) uploaded(path string) (*image.Image, error) {
 	return img, nil
 }
 
-// streamed opens a disk of an image in a registry, or at an address. Everything that is found out
-// about the image is kept with the disk.
+// streamed opens a disk of an image in a registry, or at an address. Records about the image are
+// kept with the disk.
 func (v *opener) streamed(ctx context.Context, want volume.Disk, to *plan.Disk) error {
 	ref, err := v.far(want.Source)
 	if err != nil {
@@ -237,9 +237,9 @@ func (v *opener) streamed(ctx context.Context, want volume.Disk, to *plan.Disk) 
 	return nil
 }
 
-// far is the image that a client means. Only if the daemon's own settings name it, it may be a file
-// of this machine, or at an address outside of those that clients may name: others would reach
-// servers that only this machine can.
+// far is the image that a client names. Only if the daemon's own settings name it, too, it may be a
+// file of this machine, or at an address outside of those that clients may name: otherwise clients
+// could reach servers that only this machine can reach.
 func (v *opener) far(from *api.Source) (transport.Reference, error) {
 	ref, err := transport.ParseReference(from.Reference)
 	field, text := "from.reference", from.Reference
@@ -271,7 +271,7 @@ func (v *opener) far(from *api.Source) (transport.Reference, error) {
 	return ref, nil
 }
 
-// chooseDisk finds the disk that is meant in an image.
+// chooseDisk finds the requested disk in an image.
 func chooseDisk(stream *registry.Stream, name string) (string, error) {
 	var names []string
 	for _, one := range stream.Disks() {
@@ -287,11 +287,11 @@ func chooseDisk(stream *registry.Stream, name string) (string, error) {
 		name, strings.Join(names, ", "))
 }
 
-// refusal sorts errors by whether the client can correct them.
+// refusal classifies errors by whether the client can correct them.
 func refusal(err error) error {
 	var used *serving.InUseError
 	switch {
-	case err == nil, errors.As(err, new(*api.Error)), disk.IsNoSpace(err): // who answers knows it
+	case err == nil, errors.As(err, new(*api.Error)), disk.IsNoSpace(err): // the server knows these
 		return err
 	case errors.As(err, &used):
 		return &api.Error{Code: api.CodeInUse, Message: err.Error(), Users: used.Initiators}
@@ -343,7 +343,7 @@ func (o *volumeDisk) Serve() error {
 // Grow enlarges the disk and tells initiators.
 func (o *volumeDisk) Grow(size int64) error { return refusal(o.disks.Grow(o.disk, size)) }
 
-// Snapshots lists what was kept of the disk.
+// Snapshots lists the snapshots of the disk.
 func (o *volumeDisk) Snapshots() (all []api.Snapshot) {
 	for _, s := range o.inst.Snapshots() {
 		all = append(all, api.Snapshot{Name: s.Name, ID: s.ID, Created: s.Created,
@@ -353,12 +353,12 @@ func (o *volumeDisk) Snapshots() (all []api.Snapshot) {
 	return all
 }
 
-// TakeSnapshot keeps what the disk holds now.
+// TakeSnapshot takes a snapshot of the disk.
 func (o *volumeDisk) TakeSnapshot(ctx context.Context, name string) error {
 	return refusal(o.disks.TakeSnapshot(ctx, name, o.disk))
 }
 
-// DeleteSnapshot forgets a snapshot.
+// DeleteSnapshot deletes a snapshot.
 func (o *volumeDisk) DeleteSnapshot(ctx context.Context, name string) error {
 	return refusal(o.disks.DeleteSnapshot(ctx, o.disk, name))
 }
@@ -368,17 +368,17 @@ func (o *volumeDisk) Revert(ctx context.Context, name string) error {
 	return refusal(o.disks.Revert(ctx, o.disk, name))
 }
 
-// maxRanges is how many ranges a page of changes has at most.
+// maxRanges is the most ranges in a page of changes.
 const maxRanges = 4096
 
-// Changes lists what may have changed since a snapshot.
+// Changes lists ranges that may have changed since a snapshot.
 func (o *volumeDisk) Changes(ctx context.Context, since string, page api.Page) (c api.Changes,
 	err error) {
 	from, err := o.inst.OpenSnapshot(since)
 	if err != nil {
 		return c, refusal(err)
 	}
-	defer from.Close() // it only forgets that the snapshot is in use
+	defer from.Close() // it only ends the use of the snapshot
 	d, of := o.inst.Disk, from.Snapshot.ID
 	if page.Until != "" {
 		snapshot, err := o.inst.OpenSnapshot(page.Until)
@@ -440,7 +440,7 @@ func (o *volumeDisk) Withdraw() (users []string, err error) {
 }
 
 // Close ends serving and closes the disk. If it was served until now, it is closed to be deleted,
-// so nothing needs to reach storage.
+// so its data need not be durable.
 func (o *volumeDisk) Close(ctx context.Context) error {
 	return refusal(o.disks.End(ctx, o.disk))
 }

@@ -38,8 +38,9 @@ type Volumes struct {
 	served chan error // gets the end of server.Serve; nil: it has not begun
 }
 
-// New finds the existing volumes. It serves nothing yet. Requests will come by a listener, which
-// belongs to the volumes from now on, even after an error. portals returns those of the daemon.
+// New finds the existing volumes. It serves nothing yet. Requests will come by the listener l,
+// which belongs to the volumes from now on, even after an error. portals returns the daemon's
+// portals.
 func New(opt *options.Options, l net.Listener, disks *served.Disks, from *sources.Sources,
 	portals func() []string) (_ *Volumes, err error) {
 	v := &Volumes{opt: opt, log: opt.Log.Named("volumes"), disks: disks,
@@ -68,7 +69,7 @@ func New(opt *options.Options, l net.Listener, disks *served.Disks, from *source
 	return v, nil
 }
 
-// Holds returns what volumes have. None: nothing.
+// Holds returns the places, numbers and names of volumes.
 func (v *Volumes) Holds() (all plan.Volumes) {
 	if v == nil {
 		return all
@@ -134,9 +135,9 @@ func (v *Volumes) Answer() {
 	go v.expireUploads()
 }
 
-// grace is how long a stop waits for requests for volumes, and then for work on them, which a
-// storage that hangs may hold. Sessions need the rest of the time. An unfinished request is undone,
-// an upload can be resumed later, and a deletion goes on at the next start.
+// grace is how long a stop waits for requests for volumes, and then for work on them, which may
+// hang in storage. Sessions need the rest of the time. An unfinished request is undone, an upload
+// can be resumed later, and a deletion goes on at the next start.
 const grace = 2 * time.Second
 
 // Close ends requests for volumes, before the disks are closed. It may be called again.
@@ -159,7 +160,7 @@ func (v *Volumes) Close(ctx context.Context) (err error) {
 		}
 		v.served = nil
 	}
-	_ = v.listener.Close() // the server may have closed it already
+	_ = v.listener.Close() // the server may have closed it
 	if v.manager != nil {
 		ctx, cancel := context.WithTimeout(ctx, grace)
 		defer cancel()
