@@ -200,10 +200,10 @@ func makeDirs(path string, synced bool) error {
 	switch {
 	case statErr == nil && st.IsDir():
 		return nil // also on a read-only file system
-	case errors.Is(statErr, fs.ErrNotExist) && errors.Is(err, fs.ErrExist):
-		return statErr // the directory existed a moment ago
 	case statErr == nil:
 		return &fs.PathError{Op: "mkdir", Path: path, Err: unix.ENOTDIR}
+	case errors.Is(err, fs.ErrExist):
+		return statErr // such as: the directory existed a moment ago
 	}
 	return err
 }

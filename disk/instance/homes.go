@@ -74,6 +74,9 @@ func (e *OtherPlaceError) Error() string {
 // directory, or if it is in dir and the storage of dir is missing. Settle writes nothing. When the
 // disk is made, call Made.
 func (h Homes) Settle(name, usual, dir string) error {
+	if err := knowBoot(); err != nil {
+		return err
+	}
 	known, err := h.recall(name)
 	if err != nil {
 		return err
@@ -205,8 +208,11 @@ func (h Homes) holds(path, name string) (bool, error) {
 		return persistentDirOf(path).begun()
 	}
 	root, err := osfile.Resolved(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
 	if err != nil {
-		return false, nil // the directory does not exist
+		return false, err // the disk may be there
 	}
 	d := workDirOf(root, filepath.Base(path))
 	if there, err := present(d.disk()); err != nil || !there {

@@ -130,7 +130,10 @@ func Open(ctx context.Context, img *image.Image, opt Options) (*Instance, error)
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	var err error
+	err := knowBoot()
+	if err != nil {
+		return nil, err
+	}
 	if opt.PersistentDir != "" {
 		o.dir, err = openPersistentDir(opt.PersistentDir)
 	} else {
@@ -313,7 +316,7 @@ func IsComplete(opt Options, digests []string) bool {
 		}
 	}
 	s, err := loadState(d.state())
-	if err != nil || !s.Complete || !s.survivesBoot(bootID()) {
+	if err != nil || !s.Complete || knowBoot() != nil || !s.survivesBoot(bootID()) {
 		return false
 	}
 	if !d.persistent && s.Image != storedName(opt.Name) {

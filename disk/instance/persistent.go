@@ -70,8 +70,12 @@ func (d *diskDir) begun() (bool, error) {
 	if there, err := present(d.disk()); err != nil || there {
 		return there, err
 	}
-	if st, err := os.Stat(d.path); err != nil || !st.IsDir() {
-		return false, nil // a directory may have the name of an image
+	st, err := os.Stat(d.path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return false, nil
+	}
+	if err != nil || !st.IsDir() { // a directory may have the name of an image
+		return false, err
 	}
 	return d.remains()
 }

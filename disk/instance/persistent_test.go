@@ -235,3 +235,16 @@ func TestStorageOfManyDaemons(t *testing.T) {
 		}
 	}
 }
+
+// TestAnotherPlaceThatCannotBeRead: a disk is not made anew while storage that may have it gives
+// errors.
+func TestAnotherPlaceThatCannotBeRead(t *testing.T) {
+	loop := filepath.Join(t.TempDir(), "loop")
+	require.NoError(t, os.Symlink(loop, loop)) // the system cannot resolve it
+	base := t.TempDir()
+	for _, persistent := range []bool{false, true} {
+		h := Homes{Base: base, Roots: []string{loop}, Persistent: persistent}
+		err := h.Settle("a.raw", DirIn(loop, "a.raw"), DirIn(base, "a.raw"))
+		require.ErrorContains(t, err, "too many", "persistent: %v", persistent)
+	}
+}

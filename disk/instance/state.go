@@ -163,16 +163,35 @@ func (s *state) survivesBoot(boot string) bool {
 	return s.Durable || boot != "" && s.Boot == boot
 }
 
-// bootID identifies the running kernel's boot. It is "" if the kernel does not tell. It is read
-// once, with the first disk: later there may be no descriptor left to read it, and a disk would
-// seem to be of another boot.
-var bootID = sync.OnceValue(func() string {
-	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
+var boot struct {
+	mu    sync.Mutex
+	known bool
+	id    string
+}
+
+// knowBoot finds out which boot of the kernel this is. It asks until there is an answer, and then
+// never again. Before that, a disk would seem to be of another boot.
+func knowBoot() error {
+	boot.mu.Lock()
+	defer boot.mu.Unlock()
+	if boot.known {
+		return nil
 	}
-	return strings.TrimSpace(string(text))
-})
+	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("it is unknown whether the machine was restarted: %w", err)
+	}
+	boot.known, boot.id = true, strings.TrimSpace(string(text))
+	return nil
+}
+
+// bootID identifies the running kernel's boot. It is "" if the kernel does not tell. knowBoot comes
+// first.
+func bootID() string {
+	boot.mu.Lock()
+	defer boot.mu.Unlock()
+	return boot.id
+}
 
 // storedName returns the name of an image as a state file has it. JSON replaces an invalid byte of
 // UTF-8 by U+FFFD.

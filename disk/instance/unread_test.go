@@ -85,13 +85,21 @@ func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 // volume may seem to have changed. The guest's writes would not count then.
 func TestBootAndVolumeAreTheSameWithoutDescriptors(t *testing.T) {
 	dir := t.TempDir()
-	boot := bootID()
+	require.NoError(t, knowBoot())
+	this := bootID()
 	volume := testtool.Must(volumeID(dir))(t)
+	settle := func() error { return Homes{Base: filepath.Join(dir, "no")}.Settle("a", dir, dir) }
 	restore := limitDescriptors(t, 0)
-	bootNow := bootID()
+	known, bootNow := settle(), bootID()
 	volumeNow, err := volumeID(dir)
+	boot.known = false // as if this was the first disk
+	unknown := settle()
 	restore()
-	require.Equal(t, boot, bootNow)
+	require.NoError(t, known)
+	require.Equal(t, this, bootNow)
+	require.ErrorIs(t, unknown, unix.EMFILE)
+	require.NoError(t, knowBoot())
+	require.Equal(t, this, bootID())
 	if err == nil { // an overlay file system has no identifier to ask for
 		require.Equal(t, volume, volumeNow)
 	} else {
