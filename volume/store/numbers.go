@@ -53,7 +53,7 @@ func (s *Store) loadNumbers() error {
 		err = errors.New("it has no identifier")
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w; restore it from a backup", numbersName, err)
+		return fmt.Errorf("%s: %w; %s", numbersName, err, remedy(err, "restore it from a backup"))
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"path"
 	"time"
 
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -82,8 +83,16 @@ type DamagedError struct {
 }
 
 func (e *DamagedError) Error() string {
-	return fmt.Sprintf("the record %q of a volume cannot be used: it %v; restore it from a "+
-		"backup, or move its directory away", e.Path, e.Err)
+	return fmt.Sprintf("the record %q of a volume cannot be used: it %v; %s", e.Path, e.Err,
+		remedy(e.Err, "restore it from a backup, or move its directory away"))
+}
+
+// remedy returns what to do about a file that is damaged, or that the system did not let us read.
+func remedy(err error, damaged string) string {
+	if durable.IsUnread(err) {
+		return "the file may be intact: repair what keeps it from being read"
+	}
+	return damaged
 }
 
 func (e *DamagedError) Unwrap() error { return e.Err }

@@ -2,8 +2,11 @@ package store
 
 import (
 	"encoding/json"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -73,6 +76,10 @@ func TestWhatAKillLeaves(t *testing.T) {
 	require.Len(t, damaged, 1)
 	var wrong *DamagedError
 	require.ErrorAs(t, damaged["damaged"], &wrong)
+	require.ErrorContains(t, wrong, "restore it from a backup")
+	unread := &fs.PathError{Op: "open", Path: wrong.Path, Err: syscall.EMFILE}
+	wrong.Err = fmt.Errorf("cannot be opened: %w", unread)
+	require.ErrorContains(t, wrong, "the file may be intact")
 	require.ElementsMatch(t, []string{"foreign", "UPPER"}, foreign)
 	require.NoDirExists(t, s.Dir("begun"))
 	require.NoDirExists(t, s.Dir("half"))
