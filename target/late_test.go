@@ -150,7 +150,8 @@ func TestLateReadsOfAPeerThatGoes(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		return waiting > 0 && s.Queued() == waiting
 	}, "it waits for the peer")
-	require.Zero(t, s.Stalls(1))
+	// On a busy machine, a call of the disk may have looked stalled for a moment.
+	testtool.Eventually(t, func() bool { return s.Stalls(1) == 0 }, "the peer is no stall")
 	require.NoError(t, nc.Close())
 	testtool.Eventually(t, func() bool { return len(s.Sessions()) == 0 }, "it is gone")
 	require.Empty(t, s.inUse.At(1).Troubles(time.Now()))

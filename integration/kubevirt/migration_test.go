@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -276,7 +275,7 @@ func migratesADisk(t *testing.T, transport string) {
 
 	cancelled, vmi := m.begin(source, "64Ki")
 	var job string
-	testtool.Within(t, 30*time.Second, func() bool {
+	testtool.Within(t, rig.MachineTime, func() bool {
 		job, _ = source.virsh("domjobinfo", "default_vm")
 		return strings.Contains(job, "Memory processed")
 	}, "the guest's memory moves: %s", func() any { return job })

@@ -234,7 +234,7 @@ func TestVolumeOfSlowReference(t *testing.T) {
 	c := testtool.Must(volumeclient.New(volumeclient.Options{Server: v.base}))(t)
 	defer c.Close()
 	asked := api.Spec{From: &api.Source{Reference: w.Proxy + "/vm/fedora:42"}}
-	early, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	early, cancel := context.WithTimeout(t.Context(), 2*time.Second) // enough to find it
 	defer cancel()
 	_, err := c.Provide(early, "vm1", asked)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
