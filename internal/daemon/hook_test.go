@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/testtool"
@@ -139,6 +140,11 @@ func TestLauncherEnds(t *testing.T) {
 		go l.watch()
 		time.Sleep(2 * hookLook)
 		require.False(t, l.Ended())
+		var limit unix.Rlimit
+		require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+		require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}))
+		time.Sleep(2 * hookLook) // nobody can look
+		require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
 		connections.Store(1)
 		require.NoError(t, socket.Close())
 		time.Sleep(time.Minute)

@@ -141,6 +141,7 @@ func (l *Launcher) listen() error {
 func (l *Launcher) watch() {
 	tick := time.NewTicker(hookLook)
 	defer tick.Stop()
+	warned := false
 	for seen, missed := false, 0; ; {
 		select {
 		case <-tick.C:
@@ -151,9 +152,12 @@ func (l *Launcher) watch() {
 		}
 		sockets, err := os.ReadFile("/proc/self/net/unix")
 		if err != nil {
-			l.log.Warn("whether KubeVirt's launcher has ended cannot be seen: delete the pod if "+
-				"its machine has not come", zap.Error(err))
-			return
+			if !warned {
+				l.log.Warn("whether KubeVirt's launcher has ended cannot be seen: delete the pod "+
+					"if its machine has not come", zap.Error(err))
+			}
+			warned = true // one message is enough, and the list may be back
+			continue
 		}
 		missed++
 		switch there := l.listens(sockets); {
