@@ -76,7 +76,7 @@ func (m *Manager) unmark(r store.Record) {
 // missingError says that the storage of a volume is missing, or was missing until now.
 type missingError struct {
 	what, path string
-	tried      error // why the disk cannot be served although its storage is back; nil: it is missing
+	tried      error // why the disk cannot be served although its storage is back; nil: it is not
 }
 
 func (e *missingError) Error() string {

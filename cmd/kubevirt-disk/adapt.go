@@ -30,7 +30,7 @@ import (
 )
 
 // The paths of the kernel and the initramfs in the image kubevirt.io:adapter, and the settings that
-// name others.
+// name other files.
 const (
 	defaultKernel = "/boot/vmlinuz"
 	defaultInitrd = "/boot/initrd"
@@ -39,7 +39,7 @@ const (
 	flagTo        = "to"
 )
 
-// The files that adapt makes beside the levels.
+// The files that adapt makes in addition to the levels.
 const (
 	adaptedKernel = "kernel"
 	adaptedInitrd = "initrd"
@@ -59,7 +59,7 @@ type adaptOptions struct {
 	registry           reach
 }
 
-// bootSettings are the settings of what is booted.
+// bootSettings are the settings of the kernel, the initramfs and the command line.
 func (o *adaptOptions) bootSettings() []settings.Setting {
 	return []settings.Setting{
 		{Key: keyKernel, Env: []string{"ADAPT_KERNEL"}, Default: defaultKernel,
@@ -133,7 +133,7 @@ func (o *adaptOptions) add(cmd *cobra.Command) {
 	flags.BoolVar(&o.emulated, "emulated", false, "a domain for a host without KVM")
 }
 
-// check refuses what is wrong before anything is made. It returns the size in bytes.
+// check refuses wrong settings before anything is made. It returns the size in bytes.
 func (o *adaptOptions) check(wrong *problems.List) (size int64) {
 	var err error
 	if o.to == "" {
@@ -175,9 +175,10 @@ func (o *adaptOptions) check(wrong *problems.List) (size int64) {
 }
 
 // checkPlace refuses a directory in which other files than those of an earlier call would be
-// replaced: their names may be anybody's, and those of levels are not.
+// replaced. The names of levels are unique, but other programs may use the names of the other
+// files.
 func (o *adaptOptions) checkPlace() error {
-	entries, _ := os.ReadDir(o.to) // what is wrong with it shows when it is made
+	entries, _ := os.ReadDir(o.to) // making it reports the error
 	if slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return adapter.IsTop(e.Name()) }) {
 		return nil
 	}
@@ -227,7 +228,7 @@ func (a *app) adapt(ctx context.Context, client *registry.Client, ref transport.
 	return nil
 }
 
-// fits refuses the usual kernel for an image of another architecture: it is this machine's.
+// fits refuses the usual kernel, which is for this machine, for an image of another architecture.
 func (o *adaptOptions) fits(arch string) error {
 	if arch == runtime.GOARCH || o.kernel != defaultKernel && o.initrd != defaultInitrd {
 		return nil
@@ -237,7 +238,8 @@ func (o *adaptOptions) fits(arch string) error {
 		runtime.GOARCH, arch, keyKernel, keyInitrd)
 }
 
-// complete makes the files beside the levels. It checks everything before it replaces the first.
+// complete makes the files other than the levels. It checks everything before it replaces the
+// first.
 func (o *adaptOptions) complete(dir string, ref transport.Reference, made *adapt.Made) error {
 	disk := filepath.Join(dir, adaptedDisk)
 	if err := made.CheckWritable(disk); err != nil {
@@ -310,7 +312,7 @@ func copySmallFile(from, to string) error {
 	return replaceFile(to, source)
 }
 
-// replaceFile replaces a file that everybody may read: libvirt's QEMU is another user.
+// replaceFile replaces a file that everybody may read: libvirt's QEMU runs as another user.
 func replaceFile(name string, content io.Reader) error {
 	return durable.WriteNamed(name, 0o644, func(f *os.File) error {
 		_, err := io.Copy(f, content)

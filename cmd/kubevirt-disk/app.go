@@ -38,8 +38,8 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	exit           func(status int) // ends the process at once, without clean-up
-	// The binary was called by a name of the original wrapper. Callers of that start several
-	// daemons in one pod, so the port of the pages may be taken.
+	// The binary was called by a name of the original wrapper. Its callers start several daemons in
+	// one pod, so the port of the pages may be taken.
 	asWrapper bool
 	// a second signal to stop within this time counts as the same request
 	sameRequest time.Duration
@@ -91,7 +91,7 @@ func (a *app) report(err error) int {
 	switch {
 	case err == nil:
 		return exitDone
-	case errors.As(err, &command) && command.text == "": // it has said itself what is wrong
+	case errors.As(err, &command) && command.text == "": // it has printed the error itself
 		return command.status
 	case errors.Is(err, errSilent):
 		return exitFailed
@@ -155,7 +155,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 }
 
 // requireShell makes a missing or unknown shell wrong usage. Cobra alone would print the help to
-// where the completion should go, with status 0.
+// the file of the completion, with status 0.
 func requireShell(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
@@ -188,10 +188,10 @@ func requireTopic(root *cobra.Command) {
 	}
 }
 
-// flagError says what to do about a wrong flag. It does not repeat the value after an unknown flag,
-// because that may be a password.
+// flagError explains a wrong flag. It does not repeat the value after an unknown flag, because that
+// may be a password.
 func flagError(cmd *cobra.Command, err error) error {
-	// The flag belongs to the command that was meant.
+	// The flag belongs to the command that was misspelt.
 	if words := cmd.Flags().Args(); cmd.HasAvailableSubCommands() && len(words) > 0 {
 		return usageArgs(cobra.NoArgs)(cmd, words)
 	}
@@ -215,7 +215,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())
 }
 
-// invalidValue says what a flag takes. The errors of the Go library would not tell a user.
+// invalidValue says which values a flag takes. The errors of the Go library would not help a user.
 func invalidValue(flag *pflag.Flag, value string) string {
 	switch kind := flag.Value.Type(); {
 	case kind == "duration":
@@ -253,8 +253,8 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// beforeDash checks the arguments before --. Those behind it belong to another command, to which an
-// empty one or PASSWORD=... may mean something.
+// beforeDash checks the arguments before --. Those after it belong to another command, for which an
+// empty one or PASSWORD=... may have a meaning.
 func beforeDash(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if n := cmd.ArgsLenAtDash(); n >= 0 {
@@ -264,13 +264,13 @@ func beforeDash(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// mayBeEmpty are the flags to which an empty value means something, and those whose commands say
-// themselves what is missing.
+// mayBeEmpty are the flags that may have an empty value, and those whose commands report a missing
+// value themselves.
 var mayBeEmpty = []string{settings.FlagConfig, flagPIDFile, "serial", "wwn", "initiator-name",
 	"base"}
 
-// refuseEmpty refuses a flag with an empty value, as from a variable that is not set: push would
-// store the image without a signature.
+// refuseEmpty refuses a flag with an empty value, as from a variable that is not set. Otherwise
+// push would store the image without a signature.
 func refuseEmpty(cmd *cobra.Command, _ []string) (err error) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		_, setting := f.Annotations[settings.IsSetting]
@@ -282,7 +282,7 @@ func refuseEmpty(cmd *cobra.Command, _ []string) (err error) {
 	return err
 }
 
-// noArgs takes no argument. That of Cobra would call one an unknown command.
+// noArgs takes no argument. Cobra's NoArgs would call an argument an unknown command.
 func noArgs(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return fmt.Errorf("%q is too much: the command takes no argument", args[0])
@@ -303,11 +303,10 @@ func running(run func(*cobra.Command, []string) error) func(*cobra.Command, []st
 }
 
 // interruptible returns a context that ends with the first SIGTERM or SIGINT. A second one ends the
-// process at once with status 1, in case something hangs. When the terminal closes, that counts as
-// a first signal, no matter how often it comes, unless the process was started to outlive its
-// terminal (nohup). Any other SIGHUP goes to hangups, unless one already waits there. If hangups is
-// nil, it counts as a closed terminal. Signals that pass takes count as nothing; nil: there is
-// nobody to take them. The caller calls stop.
+// process at once with status 1, in case something hangs. A closed terminal counts as one first
+// signal, unless the process was started to outlive its terminal (nohup). Any other SIGHUP goes to
+// hangups, unless one already waits there; if hangups is nil, it counts as a closed terminal.
+// Signals that pass accepts do not count; pass may be nil. The caller calls stop.
 func (a *app) interruptible(parent context.Context, hangups chan<- struct{},
 	pass func(os.Signal) bool) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(parent)
@@ -316,7 +315,7 @@ func (a *app) interruptible(parent context.Context, hangups chan<- struct{},
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	outlives := signal.Ignored(syscall.SIGHUP)
 	hadTerminal, terminals := controllingTerminal() == nil, standardTerminals()
-	if hangups != nil && pass == nil || !outlives { // what is passed on outlives it, too
+	if hangups != nil && pass == nil || !outlives { // the command gets SIGHUP even then
 		signal.Notify(hungUp, syscall.SIGHUP)
 	}
 	stopped := make(chan struct{})

@@ -18,16 +18,15 @@ const (
 	flagFork    = "fork"
 	flagPIDFile = "pid-file"
 
-	// envForked tells a daemon in the background by which descriptor it says that it is ready.
+	// envForked tells a daemon in the background on which descriptor it reports that it is ready.
 	envForked = "KUBEVIRT_DISK_FORKED"
 )
 
-// background is how a daemon goes on behind the command that has started it, as with nbdkit and
-// qemu-nbd: --fork and --pid-file.
+// background is the state of --fork and --pid-file, which nbdkit and qemu-nbd have, too.
 type background struct {
 	fork  bool
 	pid   readyfile.File
-	ready *os.File // tells the command that waits; nil: none does
+	ready *os.File // tells the waiting command; nil: no command waits
 
 	mu    sync.Mutex // held while the PID file is made or removed
 	ended bool       // guarded by mu
@@ -41,7 +40,7 @@ func (b *background) flags(cmd *cobra.Command) {
 		"the disks can be used")
 }
 
-// begin reports whether this process is to start the daemon, and is not the daemon itself.
+// begin reports whether this process has to start the daemon, and is not the daemon itself.
 func (b *background) begin() bool {
 	fd, err := strconv.Atoi(os.Getenv(envForked))
 	if err != nil {
@@ -88,7 +87,7 @@ func (a *app) fork() error {
 	return errors.New("interrupted before the disks could be used")
 }
 
-// logsToFile reports whether standard error is a file, which goes on in the background.
+// logsToFile reports whether standard error is a file. The log goes on there in the background.
 func logsToFile() bool {
 	var st unix.Stat_t
 	return unix.Fstat(2, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
@@ -97,7 +96,7 @@ func logsToFile() bool {
 // silent reports whether the log ends when the disks can be used.
 func (b *background) silent() bool { return b.ready != nil && !logsToFile() }
 
-// usable says that the disks can be used, and lets go of the terminal.
+// usable reports that the disks can be used, and closes the terminal.
 func (b *background) usable() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -123,12 +122,12 @@ func (b *background) usable() error {
 			return err
 		}
 	}
-	_, _ = b.ready.Write([]byte{1}) // who waited may be gone
+	_, _ = b.ready.Write([]byte{1}) // the waiting command may have ended
 	return b.ready.Close()
 }
 
-// end removes the PID file. A daemon that is stopped when its disks become usable may still be on
-// its way to make it.
+// end removes the PID file. When a daemon is stopped just as its disks become usable, another
+// goroutine may still be making the file.
 func (b *background) end() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -29,25 +29,25 @@ const (
 	exitSignal   = 128
 )
 
-// The variables of a command, and the words in braces that stand for them. Those of the second disk
-// end with 2.
+// The variables of a command, and the placeholders in braces for them. Those of the second disk end
+// with 2.
 const (
 	varURI   = "uri"
 	varNBD   = "nbd"
 	varISCSI = "iscsi"
 )
 
-// commandError is the end of a command with another status than 0, or another process's whose
+// commandError is the end of a command with another status than 0, or of another process whose
 // status is passed on.
 type commandError struct {
 	status int
-	text   string // "": what has run has said what is wrong
+	text   string // "": the command has printed the error itself
 }
 
 func (e *commandError) Error() string { return e.text }
 
-// useCommand gives the settings that nobody has made the values for a command: nothing stays, and
-// nothing is in the way of other daemons.
+// useCommand sets defaults for a command for all settings without a value: nothing stays, and
+// nothing conflicts with other daemons.
 func (l loader) useCommand(c *config) {
 	switch {
 	case c.command[0] == "":
@@ -78,15 +78,15 @@ func (l loader) useCommand(c *config) {
 	}
 }
 
-// command runs beside a daemon.
+// command runs during the life of a daemon.
 type command struct {
 	words []string
 
 	mu       sync.Mutex
 	started  *exec.Cmd // guarded by mu; nil: not yet
 	over     bool      // guarded by mu; it has ended, or must not be started any more
-	deferred os.Signal // guarded by mu; the last one that the terminal has sent to both
-	err      error     // its end; set before ended is closed, or by stop if it was not started
+	deferred os.Signal // guarded by mu; the last one from the terminal, which both have got
+	err      error     // its result; set before ended is closed, or by stop if it was not started
 	ended    chan struct{}
 }
 
@@ -124,7 +124,7 @@ func (c *command) run(a *app, now *status.Status, user string) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.stdin, a.stdout, a.stderr
 	cmd.Env = append(os.Environ(), env...)
 	defer close(c.ended)
-	// Asked for before the command runs: it may want one at once, which would end this process.
+	// Register before the command runs: it may send a signal at once, which would end this process.
 	others := make(chan os.Signal, 4)
 	signal.Notify(others, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
 	defer close(others)
@@ -156,7 +156,7 @@ func (c *command) run(a *app, now *status.Status, user string) {
 // errNotRun says that the daemon was stopped before its disks could be used.
 var errNotRun = &failure{errors.New("interrupted before the command was run")}
 
-// endOf is the exit status of a command as this process has it, too.
+// endOf makes the exit status of a command that of this process.
 func endOf(cmd *exec.Cmd, err error) error {
 	state := cmd.ProcessState
 	switch {
@@ -175,15 +175,15 @@ func endOf(cmd *exec.Cmd, err error) error {
 	return &failure{err} // its output could not be copied
 }
 
-// pass gives a signal to the command, and reports whether it runs. Otherwise the signal is meant
-// for this process.
+// pass gives a signal to the command, and reports whether the command runs. Otherwise the signal is
+// meant for this process.
 func (c *command) pass(s os.Signal) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.started == nil || c.over {
 		return false
 	}
-	// What a person types at a terminal goes to both. When it comes again, it was not enough.
+	// Keys at a terminal send a signal to both processes. Pass it on only if it comes again.
 	if (s == unix.SIGINT || s == unix.SIGQUIT) && s != c.deferred && inForeground() {
 		c.deferred = s
 		return true
@@ -192,7 +192,7 @@ func (c *command) pass(s os.Signal) bool {
 	return true
 }
 
-// stop ends the command, because the disks are served no longer, and waits for that.
+// stop ends the command, because the disks are not served any more, and waits for its end.
 func (c *command) stop() {
 	c.mu.Lock()
 	running := c.started != nil
@@ -208,7 +208,7 @@ func (c *command) stop() {
 	}
 }
 
-// inForeground reports whether the terminal sends what is typed there to this process.
+// inForeground reports whether this process gets the signals of the keys at its terminal.
 func inForeground() bool {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -36,9 +36,9 @@ type committing struct {
 	ask    *asker
 	onto   registry.Onto
 	dir    string // a persistent directory; "": none
-	image  string // what the disk in it came from; "": the image of --onto
+	image  string // image that the disk in it was made from; "": the image of --onto
 	digest string // file for the digest; "": none
-	flat   bool   // all of the disk is stored
+	flat   bool   // all of the disk is stored, not only the changes
 }
 
 func (a *app) commitCommand() *cobra.Command {
@@ -119,18 +119,18 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 	return cmd
 }
 
-// asksDaemon reports whether a running daemon has the disk that the arguments name.
+// asksDaemon reports whether the arguments name a disk of a running daemon.
 func (c *committing) asksDaemon(args []string) bool {
 	return c.dir == "" && len(args) == 1 && !strings.Contains(args[0], "://")
 }
 
-// ontoOrFlat is the error of a call that does not say what to store.
+// ontoOrFlat is the error of a call with neither --onto nor --flat.
 func (c *committing) ontoOrFlat(why string) error {
 	return fmt.Errorf("%ssay either --%s, with the image that the disk came from, or --%s", why,
 		flagOnto, flagFlat)
 }
 
-// checkOnto checks the flags for the image below. The daemon may still name it.
+// checkOnto checks the flags for the image below. If none is given, the daemon may name one later.
 func (c *committing) checkOnto() error {
 	if c.onto.Image == "" && !c.flat {
 		return nil
@@ -141,7 +141,7 @@ func (c *committing) checkOnto() error {
 // openCommitted opens a disk.
 type openCommitted func(ctx context.Context, client *registry.Client) (*committed.Disk, error)
 
-// opener finds out what a command line means. args ends with the disk, which may be "".
+// opener reads a command line. args ends with the disk, which may be "".
 func (c *committing) opener(args []string) (openCommitted, error) {
 	what := args[len(args)-1]
 	if c.image != "" && c.dir == "" {
@@ -188,7 +188,8 @@ func openExport(text string) (openCommitted, error) {
 	}, nil
 }
 
-// openOfDaemon opens a disk of a running daemon, which may know the image that it came from.
+// openOfDaemon opens a disk of a running daemon, which may know the image that the disk was made
+// from.
 func (c *committing) openOfDaemon(ctx context.Context, name, snapshot string) (*committed.Disk,
 	error) {
 	socket, err := c.ask.socket(nil)
@@ -254,7 +255,7 @@ func addDigestFile(cmd *cobra.Command, file *string) {
 	cmd.PreRunE = func(*cobra.Command, []string) error { return checkDigestFile(*file) }
 }
 
-// digestText is what a file of --digest-file has.
+// digestText is the content of a file of --digest-file.
 var digestText = regexp.MustCompile(`^(sha256:[0-9a-f]{64}\n?)?$`)
 
 // checkDigestFile checks that nothing but a digest would be replaced.
@@ -276,7 +277,7 @@ func checkDigestFile(file string) error {
 }
 
 // openDigestFile opens a file that has a digest or nothing: the name may be a mistake, such as the
-// path of an image. What is no regular file, such as a pipe, is not opened.
+// path of an image. It does not open anything but a regular file.
 func openDigestFile(file string, flags int) (*os.File, error) {
 	f, err := osfile.OpenRegularFile(file, flags, 0o644)
 	if err != nil {

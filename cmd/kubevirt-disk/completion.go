@@ -20,7 +20,7 @@ import (
 // imageExtensions are the extensions of image files, without the dot.
 var imageExtensions = []string{"qcow2", "raw", "img", "iso"}
 
-// choices are the values that a shell completes for flags with a few fixed values that are no
+// choices are the values that a shell completes for flags that have a few fixed values and are not
 // settings.
 var choices = map[string][]string{
 	keyFormat:        texts(image.FormatRaw, image.FormatQcow2),
@@ -51,7 +51,7 @@ func texts[T ~string](values ...T) []string {
 	return all
 }
 
-// completeValues tells the shell what the flags and arguments of all commands can be.
+// completeValues registers the values of the flags and arguments of all commands for the shell.
 func completeValues(root *cobra.Command) {
 	for _, cmd := range root.Commands() {
 		completeValues(cmd)
@@ -68,8 +68,8 @@ func completeValues(root *cobra.Command) {
 	}
 }
 
-// describePlainly takes the backquotes out of what flags are said to be for: the help needs them,
-// and a shell shows them.
+// describePlainly removes the backquotes from the descriptions of flags: the help needs them, but a
+// shell would show them.
 func describePlainly(cmd *cobra.Command) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { _, f.Usage = pflag.UnquoteUsage(f) })
 	for _, c := range cmd.Commands() {
@@ -93,9 +93,9 @@ func completionOf(flag string) cobra.CompletionFunc {
 	return cobra.NoFileCompletions
 }
 
-// completeFrom completes a flag or an argument with what of makes of the state of the daemon that
-// the command would ask, or of all daemons if one of several has to be named. Nothing is completed
-// if there is none.
+// completeFrom completes a flag or an argument with the words that the function of returns for the
+// state of the daemon. That is the daemon that the command would ask, or all if one of several has
+// to be named. Without a daemon, nothing is completed.
 func (q *asker) completeFrom(of func(status.Status) []string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, _ string) (words []string,
 		_ cobra.ShellCompDirective) {
@@ -113,7 +113,7 @@ func (q *asker) completeFrom(of func(status.Status) []string) cobra.CompletionFu
 	}
 }
 
-// disksOf are the names of the disks, with what they are.
+// disksOf are the names of the disks, with a description.
 func disksOf(now status.Status) (words []string) {
 	for _, l := range now.LUNs {
 		words = append(words, fmt.Sprintf("%s\tLUN %d, %s", console.OneLine(l.Image), l.LUN,
@@ -145,7 +145,8 @@ func sessionsOf(now status.Status) (words []string) {
 	return words
 }
 
-// completeDisk completes the disk that comes first. If named is set, one of its snapshots follows.
+// completeDisk completes the disk as the first argument. If named is set, the second one is one of
+// its snapshots.
 func (q *asker) completeDisk(named bool) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, typed string) (words []string,
 		_ cobra.ShellCompDirective) {

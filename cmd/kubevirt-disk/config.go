@@ -20,26 +20,26 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// config is a complete, checked configuration of serve: the daemon's options, and what the command
-// needs beside them.
+// config is a complete, checked configuration of serve: the daemon's options, and further settings
+// of the command.
 type config struct {
 	*options.Options
 	images        []string // served instead of the images in a directory; empty: none were named
-	command       []string // is run while the disks are served; empty: none
+	command       []string // runs while the disks are served; empty: none
 	temporary     bool     // WorkDir is made at the start, and removed at the end
 	annotations   string   // file of the downward API; "": none
 	metricsChosen bool     // Pages is not the default
 	insecure      bool     // portals beyond loopback need no CHAP
 	log           console.LogConfig
 	chapFiles     bool              // a part of CHAP comes from files
-	idle          []string          // settings that have no effect beside the others, and why
+	idle          []string          // settings without an effect, and why
 	values        map[string]string // the text of each setting, by key
 }
 
 func newConfig() *config { return &config{Options: new(options.Options)} }
 
-// loadConfig resolves every setting and reports everything that is wrong with them at once, as a
-// *problems.Error. If images are named, they are served instead of the directory's.
+// loadConfig resolves every setting and reports all errors at once, as a *problems.Error. If images
+// are named, they are served instead of those in the directory.
 func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*config, error) {
 	c := newConfig()
 	l := loadBy(read, flags, c.settings())
@@ -71,7 +71,7 @@ func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*
 	if c.Hook != nil {
 		c.CHAP = chap.Config{} // there is no iSCSI
 	} else if err != nil {
-		// Nobody can tell whether the portals are protected, so only the default is resolved.
+		// It is unknown whether the portals are protected, so only the default is resolved.
 		l.Problems.AddError(err)
 		c.Portals = l.portals(c, true)
 	} else {
@@ -102,8 +102,8 @@ func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*
 	return c, l.Problems.Err()
 }
 
-// findIdle finds settings that have been made and have no effect beside the others. A flag by which
-// somebody may take a disk for verified is refused.
+// findIdle finds settings that have been made but have no effect together with the others. It
+// refuses a flag without effect that seems to verify a disk.
 func (l loader) findIdle(c *config) {
 	idle := func(why string, rows []settings.Setting) {
 		for _, row := range rows {
@@ -129,14 +129,14 @@ func (l loader) findIdle(c *config) {
 			keyBehindNAT, keyInsecureNoAuth))
 	}
 	if len(c.Portals) == 0 && c.Hook == nil && c.CHAP.Enabled() {
-		c.CHAP = chap.Config{} // nobody may take the disks for protected
+		c.CHAP = chap.Config{} // the disks must not seem protected
 		c.idle = append(c.idle, "CHAP_USERNAME and CHAP_PASSWORD: are for iSCSI, which is off; "+
 			"clients of NBD and vhost-user need no password")
 	}
 	if c.Pages == nil {
 		idle("is for the pages, which are off", settings.Pick(c.settings(), keyPagesHost))
 	}
-	if c.PersistentDir == "" && c.Volumes == nil && c.Hook == nil { // a hook may find one yet
+	if c.PersistentDir == "" && c.Volumes == nil && c.Hook == nil { // a hook may find one later
 		idle("is for persistent disks, and there is no --"+keyPersistentDir,
 			settings.Pick(c.settings(), keyOnImageChange))
 	}
@@ -151,8 +151,8 @@ func inSection(section string) func(settings.Setting) bool {
 	return func(s settings.Setting) bool { return s.Section == section }
 }
 
-// texts returns the text of each setting, by key. A reload compares them to see what has changed.
-// So they include what comes from the files that settings name.
+// texts returns the text of each setting, by key, with the content of the files that settings name.
+// A reload compares the texts to find changes.
 func (l loader) texts(c *config) map[string]string {
 	all := map[string]string{}
 	for _, s := range c.settings() {
@@ -185,8 +185,9 @@ func (c *config) hidePages() {
 	}
 }
 
-// owner tells this daemon from others that use the same work directory. It does not change with a
-// restart. The daemons of one pod have different portals, and pods have different host names.
+// owner distinguishes this daemon from others that use the same work directory. It does not change
+// with a restart. The daemons of one pod have different portals, and pods have different host
+// names.
 func (c *config) owner() string {
 	host, _ := os.Hostname()
 	dir := c.Images.Dir
@@ -194,7 +195,7 @@ func (c *config) owner() string {
 		dir = abs
 	}
 	if len(c.images) > 0 {
-		dir = "images by name" // in no directory of which others could tell that they are gone
+		dir = "images by name" // in no directory whose loss others could detect
 	}
 	if len(c.Portals) == 0 {
 		return fmt.Sprintf("%s %s %v", host, dir, c.NBD)
@@ -202,9 +203,9 @@ func (c *config) owner() string {
 	return fmt.Sprintf("%s %s %v", host, dir, c.Portals)
 }
 
-// credentials finds the credentials of the environment, and says whether some come from files. The
-// name of a file stays out of errors: it may be a secret in the wrong variable, and only package
-// chap knows whether it can be shown.
+// credentials finds the credentials of the environment, and reports whether some come from files.
+// Errors do not contain the name of a file: it may be a secret in the wrong variable, and only
+// package chap knows whether it can be shown.
 func credentials(read settings.Reader) (c chap.Config, fromFiles bool, err error) {
 	c, err = chap.FromEnvironment(os.LookupEnv, func(path string) ([]byte, error) {
 		fromFiles = true
@@ -235,9 +236,9 @@ func upTo(most int) func(text string) (int, error) {
 	}
 }
 
-// minMemory, in bytes, has room for the longest gathered write (1 MiB) beside receive buffers and
-// stalled commands. With less, a daemon would be ready, and would answer some commands with "try
-// again" for ever.
+// minMemory, in bytes, has room for the longest gathered write (1 MiB), receive buffers and stalled
+// commands. With less, a daemon would be ready, but would answer some commands with "try again" for
+// ever.
 const minMemory = 4 << 20
 
 func parseMemory(text string) (int64, error) {

@@ -63,14 +63,14 @@ standard error.
 
 const flagTargetFormat = "target-format"
 
-// targetFormats are what convert can write.
+// targetFormats are the formats that convert can write.
 var targetFormats = texts(image.FormatRaw, image.FormatQcow2)
 
 type convertOptions struct {
 	force        bool
 	targetFormat string // "": not set
 	compression  string // of qcow2; "": not set
-	format       string // of the image; "": the image says
+	format       string // of the image; "": it is detected
 	unpack       int64  // bytes
 }
 
@@ -152,8 +152,8 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 	return explainWrite(err, destination)
 }
 
-// storeTo writes a qcow2 image to w. The header is known only at the end, so it makes the image in
-// a file first.
+// storeTo writes a qcow2 image to w. It makes the image in a file first, because the header is
+// known only at the end.
 func storeTo(ctx context.Context, img *image.Image, w io.Writer, c qcow2.Compression,
 	p *image.Progress) error {
 	scratch, err := image.Scratch(os.TempDir())
@@ -177,7 +177,7 @@ func (a *app) stream(ctx context.Context, p *image.Progress, report *console.Rep
 		case err := <-done:
 			return err
 		case <-ctx.Done():
-			return ctx.Err() // at once, even if nobody reads and the write waits
+			return ctx.Err() // at once, even if the reader has stopped and the write waits
 		}
 	})
 	switch {
@@ -189,7 +189,7 @@ func (a *app) stream(ctx context.Context, p *image.Progress, report *console.Rep
 	return nil
 }
 
-// interrupted says what an interrupt has left.
+// interrupted describes the files that remain after an interrupt.
 func interrupted(destination string) error {
 	if isBlockDevice(destination) {
 		return fmt.Errorf("interrupted: block device %q has only a part of the disk", destination)
@@ -202,8 +202,8 @@ func isBlockDevice(path string) bool {
 	return err == nil && info.Mode().Type() == fs.ModeDevice
 }
 
-// explainWrite explains that the directory cannot be written. It names the file that was asked for,
-// not the temporary one beside it.
+// explainWrite explains that the directory cannot be written. It names the file of the command
+// line, not the temporary one next to it.
 func explainWrite(err error, destination string) error {
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("%q cannot be written by user %d: %w; name a file in a directory in "+
@@ -230,7 +230,7 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 	info, err := os.Lstat(destination)
 	if device, statErr := os.Stat(destination); statErr == nil &&
 		device.Mode().Type() == fs.ModeDevice {
-		info = device // perhaps by a link, as logical volumes are named
+		info = device // perhaps by a link, such as the name of a logical volume
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -262,7 +262,7 @@ func hasExtension(name string, extensions []string) bool {
 // qcow2Extensions are the extensions of qcow2 images.
 var qcow2Extensions = []string{".qcow2", ".qcow", ".qc2"}
 
-// otherFormats are the extensions that tell people and programs that a file is not a raw disk.
+// otherFormats are the extensions that people and programs take for other formats than raw.
 var otherFormats = []struct {
 	what       string
 	extensions []string
@@ -281,7 +281,8 @@ var otherFormats = []struct {
 	{"an archive", []string{".zip", ".7z", ".rar", ".tar", ".cpio"}},
 }
 
-// checkRawName refuses a name for a raw disk that promises something else. or is the other way out.
+// checkRawName refuses a name for a raw disk with the extension of another format. The text or
+// names the other solution.
 func checkRawName(name, or string) error {
 	for _, f := range otherFormats {
 		if hasExtension(name, f.extensions) {
@@ -296,13 +297,13 @@ func checkRawName(name, or string) error {
 	return nil
 }
 
-// foreign are the options for what is converted, or fetched.
+// foreign are the options for files that are converted or fetched.
 var foreign = image.Options{Foreign: true}
 
-// openWrapped converts the disk in a wrapped file. If that can be done as the file is read, it
-// returns no image. Otherwise the disk lies in a temporary file first: a qcow2 image is made of
-// places of the disk in any order, and standard output gets it in the one of the disk. why says
-// that the file is no image.
+// openWrapped converts the disk in a wrapped file. If that can be done while the file is read, it
+// returns no image. Otherwise it unpacks the disk to a temporary file first, because the
+// destination needs other places of the disk than come next: a qcow2 image any place, standard
+// output all in order. why says that the file is no image.
 func (a *app) openWrapped(ctx context.Context, source, destination string, o convertOptions,
 	why error) (*image.Image, error) {
 	f, err := unpack.Find(source, why, unpack.Options{Memory: o.unpack})
@@ -338,7 +339,7 @@ func (a *app) openWrapped(ctx context.Context, source, destination string, o con
 // unpacking is the progress of a wrapped file.
 type unpacking struct {
 	file *unpack.File
-	came atomic.Int64 // bytes of the file
+	came atomic.Int64 // bytes of the file that have been read
 	size atomic.Int64 // of the disk, bytes; 0: it is not complete
 }
 
@@ -355,7 +356,7 @@ func (u *unpacking) Total() int64 {
 
 func (u *unpacking) Data() (done, total int64) { return u.Done(), u.file.Packed }
 
-// expand writes the disk as a raw one, while its file is read.
+// expand writes the disk as a raw one while its file is read.
 func (u *unpacking) expand(ctx context.Context, destination string, replace bool) error {
 	open := func() (*image.Destination, error) {
 		return image.CreateDestination(destination, replace)

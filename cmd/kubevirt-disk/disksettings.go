@@ -22,7 +22,7 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// The keys of a disk that messages name.
+// The keys of a disk that appear in messages.
 const (
 	keyFormat = "format"
 
@@ -68,8 +68,8 @@ func parseNAA(text string) ([8]byte, error) {
 
 func parseUsageType(text string) (string, error) { return text, checkUsageType(text) }
 
-// sizeUnit is a number of bytes with the units of qemu-img, where 20G is 20 GiB, or with those of
-// Kubernetes, where 20Gi is.
+// sizeUnit is a number of bytes with a unit of qemu-img, where 20G is 20 GiB, or of Kubernetes,
+// where the same is 20Gi.
 var sizeUnit = regexp.MustCompile(`^([0-9]+)(?:([kKMGTP])i?)?$`)
 
 // parseSize reads the size of a disk in bytes.
@@ -132,8 +132,8 @@ func applySingle(d settings.Single, s *options.DiskSettings, p *problems.List) {
 	*s = c.Settings.Disk
 }
 
-// single returns the disks that have settings of their own in the file. For every other setting
-// they have the common one.
+// single returns the disks with settings of their own in the file. Their other settings are the
+// common ones.
 func (l loader) single(
 	common options.DiskSettings, types options.UsageTypes,
 ) map[string]options.SingleDisk {
@@ -155,10 +155,10 @@ func (l loader) single(
 	return all
 }
 
-// usageTypeAnnotation is the prefix of annotations that say where a storage is mounted.
+// usageTypeAnnotation is the prefix of annotations that name the mount point of a storage.
 const usageTypeAnnotation = "kubevirt.io/storage.usage-type."
 
-// usageTypePattern is what Kubernetes allows at the end of an annotation's name.
+// usageTypePattern is the part of an annotation's name that Kubernetes allows after the prefix.
 var usageTypePattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,42}[A-Za-z0-9])?$`)
 
 func checkUsageType(name string) error {
@@ -202,7 +202,7 @@ func (l loader) usageTypes(annotations string) options.UsageTypes {
 	return types
 }
 
-// addUsageType adds a type that the given setting names.
+// addUsageType adds a type from the setting with the given key.
 func (l loader) addUsageType(types options.UsageTypes, key, name, dir string) {
 	name, dir = strings.TrimSpace(name), strings.TrimSpace(dir)
 	if err := checkUsageType(name); err != nil {

@@ -57,7 +57,7 @@ Exit status 0: yes. 1: no, or nobody answers.`,
 	return cmd
 }
 
-// checkHealth returns the answer of a healthy daemon. If chosen is set, page is not the default.
+// checkHealth returns the answer of a healthy daemon. chosen: page is not the default.
 func checkHealth(ctx context.Context, page *options.Address, chosen bool, readyFile string,
 	live bool) (string, error) {
 	if page != nil && page.Port != 0 {
@@ -67,8 +67,8 @@ func checkHealth(ctx context.Context, page *options.Address, chosen bool, readyF
 		}
 		url := "http://" + options.Reachable(page.String()) + path
 		answer, container, err := askPage(ctx, url)
-		// The containers of a pod share one network, but not their files. A daemon that found the
-		// port of its pages taken runs without pages.
+		// The containers of a pod share one network, but not their files. A daemon runs without
+		// pages if their port is taken.
 		otherContainer := container != "" && container != pages.Container()
 		without := errors.Is(err, syscall.ECONNREFUSED) && daemonIsInit()
 		if chosen || !otherContainer && !without {
@@ -103,8 +103,8 @@ func checkHealth(ctx context.Context, page *options.Address, chosen bool, readyF
 // maxAnswer limits the part of an answer that is read, in bytes.
 const maxAnswer = 4 << 10
 
-// askPage returns the answer of a page and the container of its daemon. A bad answer also names
-// one.
+// askPage returns the answer of a page and the container of its daemon, which a bad answer names,
+// too.
 func askPage(ctx context.Context, url string) (answer, container string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -130,8 +130,8 @@ func askPage(ctx context.Context, url string) (answer, container string, err err
 	return answer, container, nil
 }
 
-// daemonIsInit says whether the daemon is the first process of this container. Then it runs as long
-// as the container does, and keeps the ready file up to date.
+// daemonIsInit reports whether the daemon is the first process of this container. Such a daemon
+// runs as long as the container, and keeps the ready file up to date.
 func daemonIsInit() bool {
 	first, err := os.Readlink("/proc/1/exe")
 	own, ownErr := os.Readlink("/proc/self/exe")

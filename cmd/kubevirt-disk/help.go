@@ -14,15 +14,15 @@ import (
 	"kubevirt.io/disk/internal/cli/settings"
 )
 
-// helpWidth is the most columns that a line of the help has.
+// helpWidth is the length of the longest line of the help, in columns.
 const helpWidth = 100
 
-// formatsHelp says what the commands take that read disks of any origin.
+// formatsHelp describes the files that the commands for disks of any origin take.
 const formatsHelp = `A disk is raw, qcow2, VHDX, VHD, VDI or VMDK, plain or in gzip, xz, zstd,
 bzip2, or a tar archive with no other disk (OVA). The content decides.`
 
-// examples are what the help of each command shows. A person who has read nothing else can try
-// them.
+// examples are the examples in the help of each command. They work for a person who has read
+// nothing else.
 var examples = map[string]string{
 	"serve": `  kubevirt-disk serve fedora.qcow2
   kubevirt-disk serve fedora.qcow2 -- nbdinfo {uri}
@@ -83,8 +83,8 @@ func wideHelp(root *cobra.Command) {
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", wrapped))
 }
 
-// sectionHelp is --help of a command that has more settings than a person reads. It lists those
-// that people use first. --help=all lists all, by section.
+// sectionHelp is --help of a command with very many settings. It lists the most common ones first.
+// --help=all lists all, by section.
 type sectionHelp struct {
 	rows       []settings.Setting
 	first      []string
@@ -95,7 +95,7 @@ func (h *sectionHelp) String() string   { return strconv.FormatBool(h.asked) }
 func (h *sectionHelp) Type() string     { return "bool" } // Cobra insists on it
 func (h *sectionHelp) IsBoolFlag() bool { return true }
 
-// Set takes "all" beside what each switch takes.
+// Set takes "all" in addition to the values of a switch.
 func (h *sectionHelp) Set(text string) error {
 	if text == "all" {
 		h.asked, h.all = true, true
@@ -109,7 +109,7 @@ func (h *sectionHelp) Set(text string) error {
 	return nil
 }
 
-// usage is the usage of the command, as Cobra has it, with the flags by section.
+// usage is Cobra's usage of the command, with the flags by section.
 func (h *sectionHelp) usage(c *cobra.Command) error {
 	_, err := fmt.Fprintf(c.OutOrStderr(), "Usage:\n  %s\n\nExamples:\n%s\n\n%s", c.UseLine(),
 		c.Example, h.flags(c.Flags()))
@@ -153,7 +153,7 @@ func sectionsOf(rows []settings.Setting) (titles []string) {
 	return titles
 }
 
-// didYouMean completes a message about an unknown word with those that are written nearly so.
+// didYouMean completes a message about an unknown word with similar known ones.
 func didYouMean(word, before string, known *cobra.Command) string {
 	known.SuggestionsMinimumDistance = 2
 	near := known.SuggestionsFor(word)
@@ -170,7 +170,7 @@ func flagNames(cmd *cobra.Command) *cobra.Command {
 	})
 }
 
-// wordsAsCommands has words as commands, of which Cobra finds the near ones.
+// wordsAsCommands turns words into commands, so that Cobra finds the similar ones.
 func wordsAsCommands(words iter.Seq[string]) *cobra.Command {
 	names := &cobra.Command{}
 	for word := range words {

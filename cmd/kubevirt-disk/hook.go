@@ -23,19 +23,19 @@ import (
 
 const (
 	// hooksDir is the directory that KubeVirt shares between the launcher of a machine and its hook
-	// sidecars. In a sidecar it is the part of the own container.
+	// sidecars. Each sidecar sees only its part.
 	hooksDir = "/var/run/kubevirt-hooks"
 	// pluginsDir has a directory for each plugin of KubeVirt, at the same path as in the launcher.
-	// In a plugin's sidecar there is only its own.
+	// The sidecar of a plugin sees only its own.
 	pluginsDir = "/var/run/kubevirt-plugin"
-	// envContainer is the variable by which KubeVirt tells a sidecar the name of its container.
+	// envContainer is the variable with the name of a sidecar's container.
 	envContainer = "CONTAINER_NAME"
 	// hookMemory is the default of --memory, in bytes: KubeVirt limits a sidecar of a machine with
 	// guaranteed resources to 64 MiB.
 	hookMemory = 16 << 20
 )
 
-// kubevirtHook says what this container is to KubeVirt, a hook or a plugin. nil: neither.
+// kubevirtHook detects whether KubeVirt runs this container as a hook or a plugin. nil: neither.
 func kubevirtHook() *options.Hook {
 	container := os.Getenv(envContainer)
 	if container == "" || !isDirectory(hooksDir) {
@@ -82,15 +82,15 @@ func (l loader) hook() *options.Hook {
 			l.Problems.Add(source, "there is neither a directory %s, in which KubeVirt's launcher "+
 				"looks for hooks, nor exactly one directory of a plugin in %s: mount one of them",
 				hooksDir, pluginsDir)
-			return nil // nobody asks there, and a socket would make the directory
+			return nil // no launcher asks there, and a socket would make the directory
 		}
 		found = &options.Hook{Dir: hooksDir, LauncherDir: hooksDir}
 	}
 	return found
 }
 
-// useHook sets the defaults of a hook: it listens only on its sockets, needs little memory, and
-// keeps its files on the volume that is mounted, or else in the hook's directory.
+// useHook sets the defaults of a hook. It listens only on its sockets, needs little memory, and
+// keeps its files on the mounted volume, or else in the hook's directory.
 func (l loader) useHook(c *config) {
 	if c.Hook = l.hook(); c.Hook == nil {
 		return
@@ -113,7 +113,8 @@ func (l loader) useHook(c *config) {
 	}
 }
 
-// useHookWorkDir moves the work directory to where a hook can write, if nobody has named one.
+// useHookWorkDir moves the work directory to a place that a hook can write, if no setting names
+// one.
 func (l loader) useHookWorkDir(c *config, hook *options.Hook) {
 	if hook != nil && l.Source(keyWorkDir) == "" && !canKeepFiles(c.WorkDir) {
 		c.WorkDir = hook.WorkDir()
@@ -135,7 +136,7 @@ func canKeepFiles(dir string) bool {
 // admission webhook mounts volumes, too.
 func (l loader) findVolume(c *config) {
 	switch dir, err := durable.Read(c.Hook.Claim()); {
-	case err == nil: // the machine has said so
+	case err == nil: // the machine has named it
 		c.PersistentDir, c.Hook.ClaimFound = string(dir), true
 		return
 	case !errors.Is(err, fs.ErrNotExist):
@@ -155,9 +156,9 @@ func (l loader) findVolume(c *config) {
 	c.Hook.Volumes = daemon.Mounts(own)
 }
 
-// askForClaim waits until the launcher says where the claim is, if there are volumes that it could
-// be. The answer is kept in a file for the next start of the container, when the launcher does not
-// ask again. asked: load the settings again.
+// askForClaim waits until the launcher says where the claim is, if volumes are mounted. It keeps
+// the answer in a file, because the launcher does not ask again when the container restarts. asked:
+// load the settings again.
 func askForClaim(ctx context.Context, c *config, launcher *daemon.Launcher, log *zap.Logger) (
 	asked bool, err error) {
 	if c.Hook == nil || len(c.Hook.Volumes) == 0 {
@@ -179,8 +180,8 @@ func askForClaim(ctx context.Context, c *config, launcher *daemon.Launcher, log 
 	})
 }
 
-// chooseVolume returns which of the volumes that are mounted is the claim, by what the machine
-// says; "": none is.
+// chooseVolume returns the mounted volume that is the claim, by the annotation of the machine; "":
+// none.
 func chooseVolume(volumes []string, dir string, said bool) (string, error) {
 	var p problems.List
 	switch {
@@ -205,8 +206,8 @@ func chooseVolume(volumes []string, dir string, said bool) (string, error) {
 	return "", p.Err()
 }
 
-// tellLauncher tells KubeVirt's launcher why a hook does not serve, each time it asks, until
-// KubeVirt gives up the machine. It returns the reason. launcher is nil if this is no hook.
+// tellLauncher tells KubeVirt's launcher why a hook does not serve, each time the launcher asks,
+// until KubeVirt gives up the machine. It returns the reason. launcher is nil if this is no hook.
 func (a *app) tellLauncher(ctx context.Context, launcher *daemon.Launcher, log *zap.Logger,
 	reason error) error {
 	if launcher == nil || reason == nil || ctx.Err() != nil {

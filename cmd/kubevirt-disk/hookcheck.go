@@ -93,14 +93,15 @@ func (a *app) checkManifests(file string) error {
 	return wrong
 }
 
-// machineKinds are the kinds of KubeVirt that are machines, or make them by spec.template.
+// machineKinds are the kinds of KubeVirt that are machines, or make machines by spec.template.
 var machineKinds = []string{"VirtualMachine", "VirtualMachineInstance",
 	"VirtualMachineInstanceReplicaSet"}
 
-// exampleDigest is the one in examples and docs, which no image has.
+// exampleDigest is the digest in examples and docs. No image has it.
 const exampleDigest = "@sha256:a8dd75ecffd4cdd96072d60c2237b448e0c8b2bc94d57f10fdbc8c481d9005b8"
 
-// checkSet checks a VMIdentitySet for what is only seen when its machine waits for ever.
+// checkSet checks a VMIdentitySet for errors that otherwise only show as a machine that waits for
+// ever.
 func checkSet(object map[string]any) error {
 	spec, _ := object["spec"].(map[string]any)
 	if image, _ := spec["image"].(string); strings.HasSuffix(image, exampleDigest) {
@@ -110,7 +111,7 @@ func checkSet(object map[string]any) error {
 	return nil
 }
 
-// readManifest reads one document, which comes after that many lines of its file.
+// readManifest reads one document. lines is the number of lines before it in its file.
 func readManifest(document string, lines int) (object map[string]any, err error) {
 	root, err := plainyaml.Parse([]byte(document), plainyaml.MaxValues)
 	switch {
@@ -128,8 +129,8 @@ func readManifest(document string, lines int) (object map[string]any, err error)
 	return object, err
 }
 
-// checkManifest checks one document, which comes after that many lines of its file. is: it is a
-// machine.
+// checkManifest checks one document. lines is the number of lines before it in its file. is: the
+// document is a machine.
 func (a *app) checkManifest(document string, lines int) (is bool, err error) {
 	object, err := readManifest(document, lines)
 	if err != nil {
@@ -167,8 +168,8 @@ func (a *app) checkManifest(document string, lines int) (is bool, err error) {
 	return true, err
 }
 
-// checkServeArgs checks the arguments of a hook sidecar, which are those of serve. Values that only
-// the container can check, such as files, are not looked at.
+// checkServeArgs checks the arguments of a hook sidecar, which are those of serve. It ignores
+// values that only the container can check, such as files.
 func (a *app) checkServeArgs(args []string) error {
 	if args[0] != "serve" {
 		return fmt.Errorf("the first one is %q: a hook sidecar runs \"serve\"", args[0])
@@ -176,7 +177,7 @@ func (a *app) checkServeArgs(args []string) error {
 	return a.serveCommand().ParseFlags(args[1:])
 }
 
-// showPromise says what the disks of a hook sidecar are.
+// showPromise prints how the disks of a hook sidecar will be served.
 func (a *app) showPromise(p *kubevirt.Promise) {
 	say := func(what, format string, args ...any) {
 		fmt.Fprintf(a.stdout, "    %-15s %s\n", what, console.OneLine(fmt.Sprintf(format, args...)))

@@ -65,7 +65,7 @@ object, and a directory or several images are an array.`,
 			return a.inspectReference(cmd, ref, asJSON)
 		}
 		for _, row := range new(reach).withAddresses() {
-			if cmd.Flags().Changed(row.Key) { // nobody may take a file for verified
+			if cmd.Flags().Changed(row.Key) { // the file must not seem verified
 				return fmt.Errorf("--%s is for one image in a registry, as REGISTRY/NAME:TAG, and "+
 					"%q is none", row.Key, args[0])
 			}
@@ -150,7 +150,7 @@ func lookAt(path, format string) ([]inspected, error) {
 	}) && instance.HasPersistent(path)
 	for _, info := range infos {
 		if persistent && strings.HasPrefix(info.Name, own) {
-			continue // a file beside the disk, not an image
+			continue // a file that is not an image
 		}
 		all = append(all, inspected{filepath.Join(path, info.Name), info})
 	}
@@ -184,14 +184,14 @@ func inspectImage(path, format string) (image.Info, error) {
 	return image.Inspect(path, opt)
 }
 
-// addFormatFlag adds the flag that says what format an image has.
+// addFormatFlag adds the flag for the format of an image.
 func addFormatFlag(cmd *cobra.Command, format *string) {
 	cmd.Flags().StringVar(format, keyFormat, "", "what the image is, `raw` or qcow2: raw if a "+
 		"guest has written its content (default as it was served, or else by its content)")
 }
 
-// assumed returns the options for a format that a person gave. With "", the image itself tells its
-// format. An error is about usage.
+// assumed returns the options for a format that a person gave; "": the format is detected. Errors
+// are about usage.
 func assumed(path, format string) (image.Options, error) {
 	f, err := image.ParseFormat(format)
 	if err != nil {
@@ -264,9 +264,9 @@ func formatText(f image.Format, version int) string {
 	return string(f)
 }
 
-// namesImage reports whether the arguments are one reference of an image. A file of that name comes
-// first, and so does what can only be a path: a registry has a dot or a port in its name. An error
-// says that there is neither such a file, nor can there be such a reference.
+// namesImage reports whether the arguments are one reference of an image. A file with that name has
+// precedence, and so has an argument that can only be a path: a registry has a dot or a port in its
+// name. An error says that there is no such file, and that the argument cannot be a reference.
 func namesImage(args []string) (ref transport.Reference, ok bool, err error) {
 	if len(args) != 1 {
 		return ref, false, nil
@@ -286,7 +286,7 @@ func namesImage(args []string) (ref transport.Reference, ok bool, err error) {
 	return ref, false, nil
 }
 
-// inspectedReference is what inspect shows of an image in a registry.
+// inspectedReference is the output of inspect for an image in a registry.
 type inspectedReference struct {
 	Reference string `json:"reference"`
 	Digest    string `json:"digest"`
@@ -297,15 +297,16 @@ type inspectedReference struct {
 	Platforms []string `json:"platforms,omitempty"` // of a list of images
 	Size      int64    `json:"size,omitempty"`      // of the file at an address, bytes
 
-	// Disks are those that a machine of this platform gets. Streamed says whether serve streams
-	// them at once. If not, Fetched says why it fetches all of the image first, and there is only
-	// the disk that was found first. nil and nil: the image is an address, or is not admitted.
+	// Disks are those that a machine of this platform gets. Streamed tells whether serve streams
+	// them at once. If not, Fetched gives the reason why all of the image is fetched first, and
+	// Disks has only the first one found. Disks and Streamed are nil if the image is an address, or
+	// is not admitted.
 	Disks    []image.Info `json:"disks,omitempty"`
 	Streamed *bool        `json:"streamed,omitempty"`
 	Fetched  string       `json:"fetched,omitempty"`
 
 	Signatures []signature.Found `json:"signatures"`
-	// Admitted says whether the given keys or policy admit the image. nil: none were given.
+	// Admitted tells whether the given keys or policy admit the image. nil: none were given.
 	Admitted *bool  `json:"admitted,omitempty"`
 	Reason   string `json:"reason,omitempty"` // why it is not
 }
@@ -322,7 +323,7 @@ func (a *app) inspectReference(cmd *cobra.Command, ref transport.Reference, asJS
 			l.Problems.AddError(err)
 		}
 	}
-	opt.Signatures = signature.Options{} // what is refused is shown, too
+	opt.Signatures = signature.Options{} // images that are refused are shown, too
 	work := func(ctx context.Context, c *registry.Client) error {
 		src, err := c.Source(ref, "")
 		if err != nil {

@@ -25,17 +25,17 @@ func main() {
 
 // Callers of the original wrapper use these names: the pod's command is /entry-point.sh PORT, and
 // its readiness probe runs cat /tmp/healthy. An image from scratch has neither a shell nor cat, so
-// the binary does what its name says.
+// the binary acts as the program whose name it has.
 const (
 	nameEntryPoint = "entry-point.sh"
 	nameCat        = "cat"
 )
 
 // entryPoint serves on the port in its argument, or on the port from the environment. Callers of
-// the original file wrapper give no port, but say where the file has to be.
+// the original file wrapper give no port, but the path of the file.
 func (a *app) entryPoint(args []string) int {
 	a.asWrapper = true
-	// At a desktop, USERNAME alone means nothing. Here somebody has forgotten the password.
+	// Desktops set USERNAME, too. Here it shows that the password was forgotten.
 	if os.Getenv("USERNAME") != "" && os.Getenv("PASSWORD") == "" &&
 		os.Getenv("PASSWORD_BASE64") == "" {
 		return a.report(errors.New("USERNAME is set but PASSWORD is not; a credential needs both"))

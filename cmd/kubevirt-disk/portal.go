@@ -15,7 +15,7 @@ import (
 )
 
 // parsePortal reads ADDRESS:PORT. Without a port it uses defaultPort, and explicit is false. It
-// does not resolve names: the result decides who can reach a disk, and it may change.
+// does not resolve names: an address decides who can reach a disk, and that of a name may change.
 func parsePortal(s string, defaultPort uint16) (p options.Address, explicit bool, err error) {
 	bare := s
 	if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
@@ -38,7 +38,7 @@ func parsePortal(s string, defaultPort uint16) (p options.Address, explicit bool
 	return p, true, nil
 }
 
-// parseIP reads an address, or the one name that needs no look-up.
+// parseIP reads an address, or localhost, which needs no look-up.
 func parseIP(s string) (netip.Addr, error) {
 	if s == "localhost" {
 		return loopback4(), nil
@@ -60,8 +60,7 @@ func parsePort(s string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// portals resolves --listen, --port and the default. Chap says whether initiators must
-// authenticate.
+// portals resolves --listen, --port and the default. chap: initiators must authenticate.
 func (l loader) portals(c *config, chap bool) []options.Address {
 	if !l.iscsi(c) {
 		return nil
@@ -183,7 +182,7 @@ func remotes(at *[]options.Remote) settings.Landing {
 			parsed, err := nbd.ParseURI(text)
 			u := options.Remote(parsed)
 			switch {
-			case err != nil: // it does not repeat the text, which may have a password
+			case err != nil: // the error does not repeat the text, which may have a password
 				wrong = append(wrong, fmt.Errorf("disk %d: %w", i+1, err))
 			case slices.Contains(*at, u):
 				wrong = append(wrong, fmt.Errorf("%q is named twice", text))
@@ -195,7 +194,7 @@ func remotes(at *[]options.Remote) settings.Landing {
 	}}
 }
 
-// checkRemotes finds settings of --disk that do not go together.
+// checkRemotes finds settings of --disk that contradict each other.
 func (l loader) checkRemotes(r options.Remotes) {
 	secure := func(u options.Remote) bool { return u.TLS }
 	if (r.Cert == "") != (r.Key == "") {

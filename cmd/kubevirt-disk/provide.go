@@ -98,7 +98,7 @@ Exit status 0: the file is gone. 1: the file cannot be made, and nothing is left
 		}
 		ctx, stop := a.interruptible(cmd.Context(), nil, nil)
 		defer stop()
-		signal.Ignore(syscall.SIGPIPE) // the reader of the log may be gone
+		signal.Ignore(syscall.SIGPIPE) // the reader of the log may have ended
 		logging := c.log.Resolve(a.stderr)
 		p.log = console.NewQueuedLogger(logging, logging.Level, a.stderr)
 		defer func() { _ = p.log.Sync() }()
@@ -144,7 +144,7 @@ func (p *providing) run(ctx context.Context) error {
 	return err
 }
 
-// progressEvery is how often the log reports the progress of a copy.
+// progressEvery is the time between two reports of the progress of a copy in the log.
 const progressEvery = 10 * time.Second
 
 func (p *providing) provide(ctx context.Context) (*provide.File, error) {
@@ -176,8 +176,8 @@ func (p *providing) provide(ctx context.Context) (*provide.File, error) {
 	return file, nil
 }
 
-// open opens the image. If there are several files, it refuses: the original wrapper took the last
-// one, and nobody would notice that it is the wrong one.
+// open opens the image. It refuses several files. The original wrapper took the last one, which
+// could be the wrong one.
 func (p *providing) open() (*image.Image, error) {
 	if p.image != "" {
 		if err := checkSource(p.image); err != nil {
@@ -205,7 +205,7 @@ func (p *providing) open() (*image.Image, error) {
 		filepath.Join(p.dir, names[0]), nameOf(keyImagePath))
 }
 
-// goneEvery is how often await looks whether the file is still there.
+// goneEvery is the time between two checks of await for the file.
 const goneEvery = 500 * time.Millisecond
 
 // await returns when the file is gone or ctx ends.

@@ -29,13 +29,13 @@ type runningDaemon struct {
 	PID    int           `json:"pid,omitempty"` // 0: this container does not see the process
 	Socket string        `json:"socket"`
 	Status status.Status `json:"status"`
-	Error  string        `json:"error,omitempty"` // why it does not say so
+	Error  string        `json:"error,omitempty"` // why it does not describe itself
 }
 
-// answerTime is how long a daemon may take to say what it does, if a person waits for several.
+// answerTime is how long a daemon may take to describe itself while a person waits for several.
 const answerTime = 3 * time.Second
 
-// daemons asks all daemons of this user at once. One that has ended meanwhile is none.
+// daemons asks all daemons of this user at once. It leaves out those that have ended meanwhile.
 func daemons(ctx context.Context) []runningDaemon {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -51,7 +51,7 @@ func daemons(ctx context.Context) []runningDaemon {
 			case err == nil:
 			case ctx.Err() != nil:
 				d.Error = "does not answer"
-			default: // it has ended, begins to serve its socket, or is another container's
+			default: // it has ended, is about to serve its socket, or is in another container
 				return
 			}
 			asked[i] = d
@@ -71,7 +71,7 @@ func daemons(ctx context.Context) []runningDaemon {
 	return found
 }
 
-// describe says in a line which daemon it is.
+// describe identifies the daemon in one line.
 func (d *runningDaemon) describe() string {
 	var disks []string
 	for _, l := range d.Status.LUNs {
@@ -137,7 +137,7 @@ func (a *app) printDaemons(all []runningDaemon) error {
 	return table.Flush()
 }
 
-// stateOf is what a disk is doing, and why.
+// stateOf is the state of a disk, and its reason.
 func stateOf(l *status.LUN) string {
 	if l.Reason != "" {
 		return l.State.Words() + ": " + l.Reason
@@ -154,7 +154,7 @@ type asker struct {
 	rows []settings.Setting
 }
 
-// asker adds the settings by which a command finds the daemon.
+// asker adds the settings with which a command finds the daemon.
 func (a *app) asker(cmd *cobra.Command) *asker {
 	c := newConfig()
 	q := &asker{a: a, cmd: cmd, c: c,
@@ -163,8 +163,8 @@ func (a *app) asker(cmd *cobra.Command) *asker {
 	return q
 }
 
-// socket returns the path of the control socket. If no setting names it, that is the one of this
-// user's daemon, or else the usual one. check may add what else is wrong with the command line.
+// socket returns the path of the control socket. If no setting names it, it is that of this user's
+// daemon, or else the usual one. check may add other errors of the command line.
 func (q *asker) socket(check func(*problems.List)) (string, error) {
 	l := load(q.cmd.Flags(), q.rows)
 	l.useHookWorkDir(q.c, kubevirtHook())
@@ -182,7 +182,7 @@ func (q *asker) socket(check func(*problems.List)) (string, error) {
 	return q.found(socket)
 }
 
-// found returns the socket of the only daemon of this user, or another one if there is none.
+// found returns the socket of the only daemon of this user, or other if there is none.
 func (q *asker) found(other string) (string, error) {
 	all := daemons(q.cmd.Context())
 	switch len(all) {
@@ -209,15 +209,15 @@ func (q *asker) ask(check func(*problems.List), pending string,
 	return explainControl(request(daemonAt(socket)), socket, pending)
 }
 
-// stillBusy is what a daemon that has not answered a question may be.
+// stillBusy describes a daemon that has not answered a question.
 const stillBusy = "may be busy: ask again"
 
 func daemonAt(socket string) control.Client {
 	return control.Client{Socket: socket, OwnIsInit: daemonIsInit()}
 }
 
-// explainControl says what to do when a daemon could not be asked, did not answer or refused. The
-// argument pending says what a daemon that did not answer in time may still be doing.
+// explainControl says what to do when a daemon could not be asked, did not answer or refused.
+// pending describes what a daemon that did not answer in time may still be doing.
 func explainControl(err error, socket, pending string) error {
 	var refused *control.RefusedError
 	switch {
@@ -248,8 +248,8 @@ func explainControl(err error, socket, pending string) error {
 		socket, err, nameOf(keyWorkDir), nameOf(keyControlSocket))
 }
 
-// qemuDefault begins the initiator name that QEMU uses if it gets none. The UUID or the name of its
-// machine follows.
+// qemuDefault begins the initiator name that QEMU uses if none is configured. The UUID or the name
+// of its machine follows.
 const qemuDefault = "iqn.2008-11.org.linux-kvm"
 
 // explainInitiators explains the default initiator names in a message.

@@ -141,7 +141,7 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.R
 	return writeDigest(o.digest, digest)
 }
 
-// digestsText shows the digest of what was asked for, and that of this machine's image in a list.
+// digestsText shows the digest of the reference, and that of this machine's image in a list.
 func digestsText(digest, platform string) string {
 	if platform == "" {
 		return digest
@@ -163,7 +163,7 @@ func (a *app) checkPullDestination(dest string, o pullOptions) error {
 }
 
 // tellProgress answers GET /progress at an address ("": nowhere) until stop is called. The answer
-// has no secret, and anybody may ask.
+// is not secret, so anybody may ask.
 func tellProgress(ctx context.Context, address string, p *registry.Progress) (stop func(),
 	err error) {
 	if address == "" {

@@ -128,7 +128,7 @@ const (
 	flagArtifact  = "artifact"
 )
 
-// addSquash adds the flag for a short chain of versions.
+// addSquash adds the flag that keeps the chain of versions short.
 func addSquash(cmd *cobra.Command, onto *registry.Onto) {
 	cmd.Flags().BoolVar(&onto.Squash, flagSquash, false, "with --"+flagOnto+": leave out the "+
 		"layers of the versions between the oldest one and the new one, which gets what they have")
@@ -159,7 +159,7 @@ func checkOnto(onto registry.Onto, files []string) error {
 	return nil
 }
 
-// readBootOrder reads the boot order that serve has recorded. It returns nil if path is "".
+// readBootOrder reads a boot order that serve has recorded. It returns nil if path is "".
 func readBootOrder(path string) (*registry.BootOrder, error) {
 	if path == "" {
 		return nil, nil
@@ -215,7 +215,7 @@ func pushOptions(from, compress string) registry.PushOptions {
 	return opt
 }
 
-// push stores files as an image, and prints its digest, which it returns, too.
+// push stores files as an image, and prints and returns its digest.
 func (a *app) push(ctx context.Context, client *registry.Client, files []string,
 	ref transport.Reference, opt registry.PushOptions) (digest string, err error) {
 	for _, file := range files {

@@ -24,7 +24,7 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// reach is how a command reaches registries, and what it asks of images.
+// reach has the settings for access to registries and for the trust in images.
 type reach struct {
 	transport.Options
 	Signatures signature.Options
@@ -39,7 +39,7 @@ func (r *reach) withAddresses() []settings.Setting {
 	return slices.Concat(r.settings(), addressSettings(&r.Options))
 }
 
-// registrySettings say how serve, push and pull reach registries.
+// registrySettings are the settings of serve, push and pull for access to registries.
 func registrySettings(o *transport.Options) []settings.Setting {
 	return settings.InSection(sectionRegistry, []settings.Setting{
 		{Key: keyRegistryConfig, Env: []string{"REGISTRY_CONFIG"}, Kind: settings.KindFile,
@@ -59,7 +59,7 @@ func registrySettings(o *transport.Options) []settings.Setting {
 	})
 }
 
-// trustSettings say what is asked of images.
+// trustSettings are the settings for the trust in images.
 func trustSettings(asked *signature.Options) []settings.Setting {
 	return settings.InSection(sectionTrust, []settings.Setting{
 		{Key: keyVerifyKey, Env: []string{"VERIFY_KEY"}, Kind: settings.KindList,
@@ -72,7 +72,7 @@ func trustSettings(asked *signature.Options) []settings.Setting {
 	})
 }
 
-// addressSettings say what is asked of files at addresses, for the commands that take some.
+// addressSettings are the settings for files at addresses, for the commands that take addresses.
 func addressSettings(o *transport.Options) []settings.Setting {
 	return settings.InSection(sectionTrust, []settings.Setting{
 		{Key: keyChecksums, Env: []string{"CHECKSUMS"},
@@ -138,7 +138,7 @@ Credentials come from --registry-config, from where docker, podman and skopeo ke
 the environment: REGISTRY_USERNAME and REGISTRY_PASSWORD, or with the suffix _FILE from files, are
 for the registry of the reference only. They are never flags.`
 
-// withRegistry runs the work of a command about ref with a client, until it ends or is interrupted.
+// withRegistry runs the work of a command for ref with a client, until it ends or is interrupted.
 func (a *app) withRegistry(cmd *cobra.Command, ref transport.Reference,
 	work func(context.Context, *registry.Client) error) error {
 	var opt reach
@@ -146,7 +146,7 @@ func (a *app) withRegistry(cmd *cobra.Command, ref transport.Reference,
 	return a.withRegistryOf(cmd, l, opt, ref, work)
 }
 
-// withRegistryOf is withRegistry with settings that were loaded already.
+// withRegistryOf is withRegistry with loaded settings.
 func (a *app) withRegistryOf(cmd *cobra.Command, l loader, opt reach,
 	ref transport.Reference, work func(context.Context, *registry.Client) error) error {
 	client, err := a.registryClient(l, opt, ref)
@@ -183,14 +183,15 @@ func (a *app) registryClient(l loader, opt reach, ref transport.Reference) (
 
 func userAgent() string { return "kubevirt-disk/" + buildInfo().Version }
 
-// firstTimeout is how long a command asks a registry that has not answered once. A person waits,
-// and has perhaps mistyped its name. A daemon waits longer: it may start before its registry.
+// firstTimeout is how long a command tries to reach a registry that has never answered. A person
+// waits, and may have mistyped the name. A daemon tries longer, because it may start before its
+// registry.
 const firstTimeout = 10 * time.Second
 
 // levelsName is the directory for the levels of container images, inside the cache directory.
 const levelsName = "levels"
 
-// useRegistries completes what serve reads from registries.
+// useRegistries completes the settings of serve for images in registries.
 func (l loader) useRegistries(c *config) {
 	s := &c.Streams
 	s.CacheDir = cmp.Or(s.CacheDir, filepath.Join(c.WorkDir, ".cache"))
@@ -289,7 +290,7 @@ func secretOf(name string) (string, error) {
 	}
 	content, err := osfile.ReadText(file)
 	if err != nil {
-		// Not its name: it may be a secret in the wrong variable.
+		// Do not show the name: it may be a secret in the wrong variable.
 		return "", fmt.Errorf("%s_FILE names a file that cannot be read: %w", name,
 			osfile.WithoutPath(err))
 	}

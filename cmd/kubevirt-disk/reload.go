@@ -12,16 +12,16 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// changes are the ways in which a daemon learns of changes.
+// changes are the sources of changes for a daemon.
 type changes struct {
-	hangups     <-chan struct{} // asks to read the configuration again
+	hangups     <-chan struct{} // requests to read the configuration again
 	config      func() (*config, error)
 	credentials func() (chap.Config, error)
 	setLevel    func(zapcore.Level)
 }
 
-// follow applies changes until ctx ends. It follows the credential files and the handovers that the
-// pod's annotations ask for. It reads the configuration again on request.
+// follow applies changes until ctx ends. It watches the credential files and the handovers in the
+// pod's annotations. It reads the configuration again on request.
 func (s *served) follow(ctx context.Context) {
 	var looks <-chan time.Time
 	var r *rotation
@@ -99,19 +99,20 @@ const (
 	// handoverAnnotation asks for a step of a handover. Only users who may change the pod can set
 	// it.
 	handoverAnnotation = "disk.kubevirt.io/handover"
-	// handoverPoll is how often the annotations are read. A live migration waits that long.
+	// handoverPoll is the time between two reads of the annotations. A live migration waits that
+	// long.
 	handoverPoll = time.Second
 )
 
-// handoverRequests carries out the handovers that an annotation of the pod asks for.
+// handoverRequests carries out the handovers that an annotation of the pod requests.
 type handoverRequests struct {
 	path string // of the downward API's file
 	want func(ctx context.Context, asked string) (done bool)
 	done string // the last request that was done
 }
 
-// look does what the annotation asks for, once. If the file cannot be read, as while it is being
-// replaced, look does nothing.
+// look carries out the request in the annotation, once. If the file cannot be read, for example
+// while it is being replaced, look does nothing.
 func (w *handoverRequests) look(ctx context.Context) {
 	text, err := osfile.ReadText(w.path)
 	if err != nil {
@@ -129,9 +130,9 @@ func (w *handoverRequests) look(ctx context.Context) {
 }
 
 const (
-	// rotationPoll is how often the credential files are read. Comparing their content works
-	// however they change. A watch on the files would miss it when Kubernetes replaces one link in
-	// the chain of a mounted secret.
+	// rotationPoll is the time between two reads of the credential files. Comparing their content
+	// finds every change. A watch on the files would miss a change in which Kubernetes replaces one
+	// link in the chain of a mounted secret.
 	rotationPoll = 2 * time.Second
 	// rotationPause and rotationTries apply when a change is known to have happened.
 	rotationPause = 10 * time.Millisecond
@@ -146,7 +147,7 @@ type rotation struct {
 	inForce chap.Config
 
 	last seenCredentials // from the previous look
-	told string          // what the log says is wrong with the files; "": nothing
+	told string          // what the log reports as wrong with the files; "": nothing
 }
 
 func newRotation(read func() (chap.Config, error), replace func(chap.Config) error,

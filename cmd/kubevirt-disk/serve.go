@@ -116,9 +116,9 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 		log := console.NewLogger(cfg.log, cfg.log.Level, a.stderr)
 		return a.tellLauncher(ctx, daemon.NewLauncher(cfg.Hook, log), log, err)
 	}
-	// The reader of the log may be gone: a Ctrl-C that ends this process ends its tee too. The
-	// daemon must still drain. Nobody reads these signals, but a command would inherit that they
-	// are ignored.
+	// The reader of the log may have ended: a Ctrl-C ends its tee, too. The daemon must still
+	// drain. This channel has no reader, but if the signal were ignored, a command would inherit
+	// that.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	run.words = cfg.command
 	person := (len(cfg.images) > 0 || cfg.temporary) && cfg.Hook == nil && len(run.words) == 0
@@ -130,11 +130,11 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 		}
 	}
 	if !cfg.log.Chosen && (len(run.words) > 0 || background.silent()) {
-		level.SetLevel(zapcore.ErrorLevel) // others wait for what is printed here
+		level.SetLevel(zapcore.ErrorLevel) // other programs wait for what is printed here
 		ready = func() { level.SetLevel(zapcore.WarnLevel) }
 	}
 	if person && !cfg.log.Chosen && cfg.log.Resolve(a.stderr).Format == console.Text {
-		// The guide says what the first lines would.
+		// The guide has the content of the first lines.
 		level.SetLevel(zapcore.WarnLevel)
 		ready = func() { level.SetLevel(cfg.log.Level) }
 	}
@@ -175,8 +175,8 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 	} else if ownErr != nil {
 		log.Debug("ps and other commands do not find this daemon by themselves", zap.Error(ownErr))
 	}
-	// Callers of the original wrapper start several daemons in one pod, which has one network. They
-	// give each its own port for the portal, but not for the pages.
+	// Callers of the original wrapper start several daemons in one pod, which share one network.
+	// They choose a port for each portal, but not for the pages.
 	opt.PagesOptional = (a.asWrapper || person) && !cfg.metricsChosen
 	if len(run.words) > 0 && len(opt.NBD) == 0 {
 		if own == nil {
@@ -220,7 +220,7 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 		}
 		err = errors.Join(err, background.end())
 		if isClosed(d.Ready()) {
-			launcher = nil // it has its disks
+			launcher = nil // the launcher has its disks
 		}
 	}
 	err = a.tellLauncher(ctx, launcher, log, err)
@@ -240,18 +240,18 @@ type served struct {
 	log     *zap.Logger
 	changes changes
 	usable  func() error // is called when the disks can be used
-	attend  func()       // runs what the daemon is for, and ends with it; nil: it has no such end
+	attend  func()       // runs the command and ends with it; nil: there is none
 }
 
 // run serves until ctx ends.
 func (s *served) run(ctx context.Context) error {
-	// From this size of the heap on, garbage is collected at once. The rest is for all else.
+	// From this size of the heap on, garbage is collected at once. The rest is for other memory.
 	before := debug.SetMemoryLimit(-1)
 	debug.SetMemoryLimit(min(containerMemory()/4*3, before))
 	defer debug.SetMemoryLimit(before)
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	go func() { // nobody waits for it, because it may hang in a read
+	go func() { // nothing waits for it, because it may hang in a read
 		select {
 		case <-ctx.Done():
 			return
@@ -278,8 +278,8 @@ func (s *served) run(ctx context.Context) error {
 	return err
 }
 
-// containerMemory is how many bytes of memory the container may use, as the kernel's control groups
-// say; math.MaxInt64: there is no limit.
+// containerMemory is the memory limit of the container in bytes, from the kernel's control groups;
+// math.MaxInt64: there is none.
 func containerMemory() int64 {
 	for _, path := range []string{"/sys/fs/cgroup/memory.max",
 		"/sys/fs/cgroup/memory/memory.limit_in_bytes"} {

@@ -20,9 +20,8 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// A person at a terminal expects other defaults from "serve IMAGE..." than a container does from
-// "serve": nothing stays on the machine, nothing has to be set up, and the terminal says how to log
-// in.
+// "serve IMAGE..." has defaults for a person at a terminal, other than "serve" in a container:
+// nothing stays on the machine, nothing has to be set up, and the terminal shows how to log in.
 
 // useImages serves the named images instead of a directory, with defaults for a person at a
 // terminal.
@@ -52,8 +51,8 @@ func (l loader) useImages(c *config, images []string) {
 	}
 }
 
-// noneFor reports whether a directory does not exist, and this user cannot make it. In a container
-// it exists: if it cannot be written there, that is a mistake.
+// noneFor reports whether a directory does not exist and this user cannot make it. In a container
+// it exists; if it is read-only there, that is a mistake.
 func noneFor(dir string) bool {
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		return false
@@ -129,7 +128,7 @@ func cachedDir(cache string) (dir string, remove func() error, err error) {
 	return own.Path, own.Remove, nil
 }
 
-// guide tells a person what is served and how to log in.
+// guide describes the disks to a person, and how to log in.
 func (s *served) guide(background bool) string {
 	now := s.daemon.Status()
 	var b strings.Builder
@@ -172,7 +171,7 @@ func (s *served) guide(background bool) string {
 	return console.Harmless(b.String())
 }
 
-// guideISCSI tells how to log in.
+// guideISCSI describes how to log in by iSCSI.
 func (s *served) guideISCSI(say func(string, ...any), now *status.Status) {
 	portal, user := options.Reachable(now.Portals[0]), s.cfg.CHAP.Initiator.Username
 	disk := daemon.ISCSIURI(now, user, now.LUNs[0].LUN)
@@ -188,7 +187,7 @@ func (s *served) guideISCSI(say func(string, ...any), now *status.Status) {
 	say("  iscsiadm -m node -T %s -p %s --logout", now.TargetName, portal)
 }
 
-// whatStays tells what happens to written data.
+// whatStays describes whether written data is kept.
 func (s *served) whatStays(luns []status.LUN) string {
 	inPlace := false
 	for _, l := range luns {

@@ -70,7 +70,7 @@ const (
 	sectionLimits   = "Limits"
 )
 
-// firstSettings are those that the help of serve shows if it is not asked for all.
+// firstSettings are those that the help of serve shows without --help=all.
 var firstSettings = []string{keyDiskDir, "image", keyCopyMode, keySize, keyAccessMode, keyWorkDir,
 	keyPersistentDir, keyListen, keyNBD, keyLogLevel}
 
@@ -79,21 +79,21 @@ const (
 	defaultMetricsPort = 9260
 )
 
-// settings are all rows of serve but those of single disks, in the order of the help text.
+// settings are all settings of serve except those of single disks, in the order of the help text.
 func (c *config) settings() []settings.Setting {
 	return settings.Only(c.rows(), func(s settings.Setting) bool {
 		return s.Scope != settings.ForOneDisk
 	})
 }
 
-// diskSettings are the rows that a single disk can have in the YAML file.
+// diskSettings are the settings that a single disk can have in the YAML file.
 func (c *config) diskSettings() []settings.Setting {
 	return settings.Only(c.rows(), func(s settings.Setting) bool {
 		return s.Scope != settings.ForDaemon
 	})
 }
 
-// rows are all rows of serve, by section.
+// rows are all settings of serve, by section.
 func (c *config) rows() []settings.Setting {
 	volumes := cmp.Or(c.Volumes, new(options.Volumes))
 	registry := &c.Streams.Registry
@@ -319,7 +319,7 @@ func (c *config) limitRows() []settings.Setting {
 	})
 }
 
-// singleRows are of single disks only: the YAML file has them under the names of images.
+// singleRows are settings of single disks only: the YAML file has them under the names of images.
 func (c *config) singleRows() []settings.Setting {
 	disk := &c.Settings.Disk
 	return []settings.Setting{
@@ -334,22 +334,22 @@ func (c *config) singleRows() []settings.Setting {
 	}
 }
 
-// knownSettings are all that the YAML file may have, for one command or another.
+// knownSettings are all settings of all commands that the YAML file may have.
 func knownSettings() []settings.Setting {
 	return slices.Concat(newConfig().settings(), provideSettings(new(providing)))
 }
 
-// loader is the settings of a command while they are checked.
+// loader has the settings of a command while they are checked.
 type loader struct{ *settings.Loader }
 
-// load finds settings, and puts their values where they land.
+// load finds settings, and stores their values in their fields.
 func load(flags *pflag.FlagSet, rows []settings.Setting) loader {
 	l := loadBy(osfile.ReadText, flags, rows)
 	l.Land(rows)
 	return l
 }
 
-// loadBy finds settings, and reads files with the given function. Nothing lands yet.
+// loadBy finds settings, and reads files with the given function. It stores no value yet.
 func loadBy(read settings.Reader, flags *pflag.FlagSet, rows []settings.Setting) loader {
 	all := knownSettings()
 	return loader{settings.Load(read, flags, rows, settings.Known{Rows: all,
@@ -357,20 +357,20 @@ func loadBy(read settings.Reader, flags *pflag.FlagSet, rows []settings.Setting)
 		Hint:  func(key string) string { return unknownKeyHint(key, all) }})}
 }
 
-// nameOf names a setting in messages, as flag and as variable: in a container, people mostly set
-// the variable.
+// nameOf names a setting in messages, as a flag and as a variable: in a container, people mostly
+// set the variable.
 func nameOf(key string) string {
 	row, _ := settings.Find(knownSettings(), key)
 	return named(row).String()
 }
 
-// named says what a person calls a setting.
+// named returns a setting with its name in messages.
 func named(s settings.Setting) options.Setting {
 	return options.Setting{Key: s.Key, Flag: "--" + s.Key, Variable: strings.Join(s.Env, ", "),
 		Field: s.To.At}
 }
 
-// table says which settings land in which fields of o, for the daemon's messages.
+// table returns which setting is for which field of o, for the daemon's messages.
 func table(o *options.Options) []options.Setting {
 	all := []options.Setting{
 		{Key: settings.KeyDisks, Flag: `"` + settings.KeyDisks + `" in the configuration file`,
@@ -383,7 +383,7 @@ func table(o *options.Options) []options.Setting {
 	return all
 }
 
-// unknownKeyHint helps with the likely mistakes: a misspelt key, and a credential in the file.
+// unknownKeyHint helps with the likely mistakes: a misspelt key, or a credential in the file.
 func unknownKeyHint(key string, known []settings.Setting) string {
 	if looksLikeCredential(key) {
 		return ": " + credentialsHint

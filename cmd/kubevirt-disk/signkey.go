@@ -24,18 +24,18 @@ import (
 const (
 	flagSignKey = "sign-key"
 
-	// envSignPassword is cosign's name for it.
+	// envSignPassword is the variable that cosign reads, too.
 	envSignPassword = "COSIGN_PASSWORD"
 )
 
-// addSignKey adds the flag for the key that signs what is pushed.
+// addSignKey adds the flag for the key for signatures.
 func addSignKey(cmd *cobra.Command, file *string) {
 	cmd.Flags().StringVar(file, flagSignKey, "", "PEM `file` with the private key that signs the "+
 		"image as cosign does: cosign's own, whose password is in "+envSignPassword+" or in the "+
 		"file "+envSignPassword+"_FILE, or a plain one")
 }
 
-// readSignKey reads the key that signs. It returns nil if file is "". No error shows a secret.
+// readSignKey reads the key for signatures. It returns nil if file is "". No error shows a secret.
 func (a *app) readSignKey(file string) (*signature.PrivateKey, error) {
 	if file == "" {
 		return nil, nil
@@ -58,9 +58,9 @@ func (a *app) readSignKey(file string) (*signature.PrivateKey, error) {
 	return key, nil
 }
 
-// keyPassword is the password of a key, which is called what: from the environment, or from the
-// terminal, which does not show it. So a new one is asked for twice: with a slip in it, nobody
-// could use the key.
+// keyPassword is the password of a key, from the environment or from the terminal, which does not
+// show it. So a new one is read twice: after a slip, the key would be useless. what names the key
+// in messages.
 func (a *app) keyPassword(what string, isNew bool) (string, error) {
 	password, err := secretOf(envSignPassword)
 	_, given := os.LookupEnv(envSignPassword)
@@ -84,7 +84,7 @@ func (a *app) keyPassword(what string, isNew bool) (string, error) {
 		<-ctx.Done()
 		select {
 		case <-read:
-		default: // a read of a terminal is not ended otherwise
+		default: // nothing else ends a read of a terminal
 			_ = term.Restore(int(in.Fd()), before)
 			a.exit(exitFailed)
 		}
@@ -230,7 +230,7 @@ empty. Existing files are not replaced.`,
 // generateKey makes two files, or none.
 func (a *app) generateKey(prefix string) error {
 	files := []string{prefix + ".key", prefix + ".pub"}
-	for _, file := range files { // before a password is asked for
+	for _, file := range files { // check before asking for a password
 		if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("%q is there already: choose another --output", file)
 		}
@@ -254,8 +254,8 @@ func (a *app) generateKey(prefix string) error {
 	return err
 }
 
-// writeNew writes a file that is not there yet. Half a key never has its name: it would have to be
-// removed before the command works again.
+// writeNew writes a file that does not exist yet. It never leaves an incomplete file with that
+// name, which would have to be removed before the command works again.
 func writeNew(file string, text []byte, mode fs.FileMode) error {
 	dir, err := osfile.Resolved(filepath.Dir(file))
 	if err != nil {

@@ -110,7 +110,7 @@ func (a *app) createAround(cmd *cobra.Command, ask *asker, req status.SnapshotRe
 	commands *around) error {
 	ctx, stop := a.interruptible(cmd.Context(), nil, nil)
 	defer stop()
-	for _, disk := range req.Disks { // a guest is not frozen for what cannot be
+	for _, disk := range req.Disks { // do not freeze a guest for a snapshot that is impossible
 		all, err := ask.snapshots(disk)
 		if err != nil {
 			return err
@@ -122,7 +122,7 @@ func (a *app) createAround(cmd *cobra.Command, ask *asker, req status.SnapshotRe
 		}
 	}
 	return commands.do(ctx, func() error {
-		// The daemon does not stop what it has begun, so its answer is waited for.
+		// The daemon does not stop a request that it has begun, so this waits for the answer.
 		return ask.change(req, "may still take the snapshot, without what --"+flagBefore+
 			" has done: see snapshot list, and delete it")
 	})
@@ -145,10 +145,10 @@ func (a *app) snapshotChangeCommand(action status.SnapshotAction, short, long st
 	return cmd
 }
 
-// pendingChange says what a daemon that has not answered may be doing.
+// pendingChange describes what a daemon that has not answered may be doing.
 const pendingChange = "may still be at it: see snapshot list"
 
-// change carries out a request, and prints what was done. pending: see explainControl.
+// change carries out a request, and prints the result. pending: see explainControl.
 func (q *asker) change(req status.SnapshotRequest, pending string) error {
 	return q.ask(nil, pending, func(daemon control.Client) error {
 		done, err := daemon.Snapshot(q.cmd.Context(), req)
@@ -217,7 +217,7 @@ const (
 	flagAfter     = "after"
 	flagTimeLimit = "time-limit"
 
-	// timeLimit is longer than libvirt waits for its turn to talk to a guest agent.
+	// timeLimit is longer than libvirt waits for access to a guest agent.
 	timeLimit = time.Minute
 	// stopGrace is how long a command that is being stopped may take to end by itself.
 	stopGrace = 2 * time.Second
@@ -228,7 +228,7 @@ const (
 type around struct {
 	before, after string        // what the shell runs; "": nothing
 	limit         time.Duration // of each command
-	out           io.Writer     // gets what the commands print
+	out           io.Writer     // gets the output of the commands
 }
 
 func (r *around) flags(cmd *cobra.Command) {
@@ -240,11 +240,11 @@ func (r *around) flags(cmd *cobra.Command) {
 		"how long each of these commands may take: a `duration` such as 30s")
 }
 
-// given reports whether there is something to run.
+// given reports whether there is a command to run.
 func (r *around) given() bool { return r.before != "" || r.after != "" }
 
-// do runs the first command, then take, if that one has succeeded, and then always the last one. An
-// error of take says that there is no snapshot.
+// do runs the first command, then take if that command has succeeded, and always the last command.
+// An error of take means that there is no snapshot.
 func (r *around) do(ctx context.Context, take func() error) (err error) {
 	if r.after == "" {
 		return r.takeAfterFirst(ctx, take)
@@ -291,11 +291,11 @@ func (r *around) finish(ctx context.Context, last *shell, err error) error {
 // shell is a command that runs.
 type shell struct {
 	cmd   *exec.Cmd
-	stdin *os.File // the command waits until this is closed; nil: it does not
+	stdin *os.File // the command starts its work when this is closed; nil: at once
 }
 
-// waiting starts the last command already, in a shell that waits for the end of its input. That
-// comes when this process ends, too, however it does: a guest is not left frozen.
+// waiting starts the last command early, in a shell that waits for the end of its input. That comes
+// even when this process is killed, so that the guest is not left frozen.
 func (r *around) waiting() (*shell, error) {
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -310,8 +310,8 @@ func (r *around) waiting() (*shell, error) {
 	return s, nil
 }
 
-// start starts a shell in a session of its own: what ends this process by its terminal does not end
-// the shell. Its terminal would not answer questions either.
+// start starts a shell in a session of its own, so that a signal from the terminal to this process
+// does not end the shell. The shell cannot ask questions at the terminal.
 func (r *around) start(script, command string, stdin *os.File) (*shell, error) {
 	cmd := exec.Command("sh", "-c", script, "sh", command)
 	if stdin != nil {
@@ -337,7 +337,7 @@ func (s *shell) wait(ctx context.Context, limit time.Duration) error {
 	case err := <-ended:
 		var exit *exec.ExitError
 		switch {
-		case err == nil || errors.Is(err, exec.ErrWaitDelay): // what it has started goes on
+		case err == nil || errors.Is(err, exec.ErrWaitDelay): // its children go on
 			return nil
 		case errors.As(err, &exit):
 			return fmt.Errorf("has failed: %s", exit.ProcessState)

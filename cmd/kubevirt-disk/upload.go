@@ -66,7 +66,7 @@ A token that the server asks for is read from a file, and never from the command
 		if (opt.CertFile == "") != (opt.KeyFile == "") {
 			return errors.New("--cert and --key go together: name both files")
 		}
-		load(cmd.Flags(), own) // no text is wrong
+		load(cmd.Flags(), own) // no value can be wrong
 		opt.Server, opt.UserAgent = server, userAgent()
 		c, err := client.New(opt)
 		if err != nil {

@@ -13,7 +13,8 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// buildInfo describes this binary by what the linker set, or else by what the Go tool recorded.
+// buildInfo describes this binary by values from the linker, or else by those that the Go tool
+// recorded.
 func buildInfo() status.Build {
 	b := status.Build{
 		Version:   version,

@@ -23,7 +23,7 @@ const (
 	defaultVolumesPort = 8443
 )
 
-// volumeSettings say how volumes are made on demand.
+// volumeSettings are the settings for volumes on demand.
 func volumeSettings(v *options.Volumes) []settings.Setting {
 	return settings.InSection(sectionVolumes, []settings.Setting{
 		{Key: keyVolumesListen, Env: []string{"VOLUMES_LISTEN"}, Empty: true,
@@ -69,7 +69,7 @@ func volumeSettings(v *options.Volumes) []settings.Setting {
 	})
 }
 
-// volumes says how volumes are made on demand; nil: they are not.
+// volumes returns the settings for volumes on demand; nil: there are none.
 func (l loader) volumes() *options.Volumes {
 	v := new(options.Volumes)
 	if l.Text(keyVolumesListen) == "" {
@@ -83,7 +83,7 @@ func (l loader) volumes() *options.Volumes {
 	}
 	l.Land(volumeSettings(v))
 	if !v.Listen.Addr.IsValid() && v.Listen.Port == 0 {
-		return v // it is wrong, and has been told
+		return v // the problem has been reported
 	}
 	if err := v.Access.Check(v.Listen.Loopback()); err != nil {
 		l.Problems.Add(l.Name(keyVolumesListen), "%v (--%s, --%s, --%s, --%s)", err,
