@@ -6,7 +6,7 @@ import (
 )
 
 // archives opens the archives of layers in order, and the next few ahead of time: opening one in a
-// registry waits for an answer, and an open archive is fetched and expanded in the background.
+// registry waits for an answer. An open archive is fetched and expanded in the background.
 type archives struct {
 	ctx    context.Context
 	cancel context.CancelFunc

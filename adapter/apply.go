@@ -23,16 +23,15 @@ type applier struct {
 	filesLeft int
 	stepsLeft int64
 
-	// explicit are the directories for which this layer has an entry. implicit are directories
-	// that it has made only because a path leads through them. The directory around one of these
-	// is not explicit either.
+	// explicit are the directories for which this layer has an entry. implicit are those that were
+	// made only because a path of this layer leads through them. The parent of an implicit
+	// directory is not explicit either.
 	explicit, implicit bitset.Set
-	// used are the names of lower layers that entries of this layer depend on: symbolic links that
-	// were followed, and targets of hard links. A whiteout must not remove them, because the order
-	// of the entries would matter then.
+	// used are the names of lower layers that entries of this layer depend on: symbolic links in
+	// their paths, and targets of hard links. A whiteout must not remove them, because then the
+	// order of the entries would matter.
 	used map[dirEntry]use
-	// aboveLinks are the directories of lower layers that have a followed link in them, at any
-	// depth.
+	// aboveLinks are the directories of lower layers that contain a followed link, at any depth.
 	aboveLinks bitset.Set
 }
 
@@ -41,7 +40,7 @@ type use uint8
 
 const (
 	unused   use = iota
-	linkedTo     // it is the target of a hard link
+	linkedTo     // an entry is a hard link to it
 	followed     // it is a symbolic link through which an entry leads
 )
 
@@ -51,7 +50,7 @@ type dirEntry struct {
 	name string
 }
 
-// maxSteps bounds how many directories and links all paths together may pass. That many take some
+// maxSteps bounds how many directories and links all paths together may pass. So many take some
 // seconds.
 const maxSteps = 200 << 20
 
@@ -235,7 +234,7 @@ func (a *applier) put(h *tar.Header, at dirEntry, attr ext4.Attr, content io.Rea
 			a.explicit.Add(int64(made))
 		}
 	case tar.TypeSymlink:
-		attr.Mode = 0o777 // like symlink(2); the mode in the archive means nothing
+		attr.Mode = 0o777 // like symlink(2); the mode in the archive has no meaning
 		if err = a.take(ext4.BlockSize); err == nil {
 			_, err = a.fs.Symlink(at.dir, at.name, h.Linkname, attr)
 		}

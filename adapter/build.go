@@ -30,8 +30,8 @@ type Image struct {
 type Layer struct {
 	Digest string // of its blob; for messages
 	DiffID string // of its tar archive: sha256 and 64 digits
-	// Open returns the uncompressed archive. Reading it ends with io.EOF only if its digest is
-	// DiffID. Several layers are opened at once, in different goroutines, before they are read.
+	// Open returns the uncompressed archive. A read returns io.EOF only if the digest is DiffID.
+	// Several layers are opened at once, in different goroutines, before they are read.
 	Open func(ctx context.Context) (io.ReadCloser, error)
 }
 
@@ -40,15 +40,15 @@ type Options struct {
 	// Size is the least size of the disk in bytes. It is rounded up to 1 MiB. The file system takes
 	// as much of it as it needs, and a guest can grow it to the rest.
 	Size int64
-	// Extra is JSON that is stored beside the configuration. It may be nil.
+	// Extra is JSON that is stored with the configuration. It may be nil.
 	Extra json.RawMessage
 	// MaxBytes bounds the size of all layers together when expanded. 0: 64 GiB.
 	MaxBytes int64
 	// MaxFiles bounds the files of all layers, including those that a higher layer removes. 0:
 	// 1,048,576.
 	MaxFiles int
-	// Progress is called from time to time with a layer, counted from 0, and how many bytes of its
-	// archive have been read: first with none, before the layer is waited for. It may be nil.
+	// Progress is called from time to time with a layer, counted from 0, and the number of bytes
+	// read of its archive. The first call is with 0 bytes, before the layer arrives. It may be nil.
 	Progress func(layer int, done int64)
 }
 
@@ -68,10 +68,10 @@ type Level struct {
 }
 
 const (
-	// ConfigOffset is where the configuration is on the disk, in bytes: the JSON of a Config, then
-	// zeros. It is not a file in the file system: a guest reads it before it mounts anything.
+	// ConfigOffset is the place of the configuration on the disk, in bytes: the JSON of a Config,
+	// then zeros. It is not a file in the file system: a guest reads it before it mounts anything.
 	ConfigOffset = ext4.BootOffset
-	// MaxConfig is the room for it, in bytes.
+	// MaxConfig is the room for the configuration, in bytes.
 	MaxConfig = ext4.BootSize
 
 	defaultMaxBytes = 64 << 30
@@ -82,13 +82,13 @@ const (
 // Config is the content of the top level.
 type Config struct {
 	Image json.RawMessage `json:"image"`           // the image's configuration
-	Extra json.RawMessage `json:"extra,omitempty"` // of Options
+	Extra json.RawMessage `json:"extra,omitempty"` // Options.Extra
 }
 
-// Build makes the missing levels of an image in a directory, which it makes if it is missing. A
-// level gets its name when it is complete and on storage, so every file with such a name can be
-// used. If Build fails, the levels made so far stay, and the next call does not make them again.
-// Files that killed makers of levels have left are removed.
+// Build makes the missing levels of an image in a directory, and makes the directory if it is
+// missing. A level gets its name when it is complete and on storage, so every file with such a name
+// can be used. If Build fails, the next call uses the levels made so far. Build removes the
+// incomplete files of killed processes.
 func Build(ctx context.Context, img Image, dir string, opt Options) (*Disk, error) {
 	b, err := plan(img, dir, opt)
 	if err != nil {
@@ -106,7 +106,7 @@ func Build(ctx context.Context, img Image, dir string, opt Options) (*Disk, erro
 	if err != nil {
 		return nil, err
 	}
-	// Give the lowest level the latest time: removing a level frees nothing of use while those
+	// Give the lowest level the latest time: removing a level frees nothing useful while the levels
 	// above it stay.
 	now := time.Now()
 	for i, l := range d.Levels {
@@ -119,11 +119,12 @@ func Build(ctx context.Context, img Image, dir string, opt Options) (*Disk, erro
 type builder struct {
 	img    Image
 	dir    string
-	shared *osfile.Shared // the same
+	shared *osfile.Shared // dir
 	opt    Options
-	config []byte  // the content of the top level
+	config []byte  // of the top level
 	levels []Level // without the top level
-	// storing returns the result of giving the previous level its name. nil: none is pending.
+	// storing returns the result of giving the previous level its name. nil: no level is waiting
+	// for it.
 	storing chan error
 }
 
@@ -182,8 +183,8 @@ func chainID(below, diffID string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// layers makes the levels of the layers. It reads a layer whose level exists only if a level above
-// it is missing and no state was saved for it.
+// layers makes the levels of the layers. It reads a layer with an existing level only if a higher
+// level is missing and no state was saved.
 func (b *builder) layers(ctx context.Context) (err error) {
 	first, last := -1, -1 // of the missing levels
 	for i := range b.levels {
@@ -208,7 +209,7 @@ func (b *builder) layers(ctx context.Context) (err error) {
 		if err := b.layer(ctx, a, in, i); err != nil {
 			return err
 		}
-		_ = b.save(ctx, i, a) // it only saves time later
+		_ = b.save(ctx, i, a) // a state only saves time later
 	}
 	return nil
 }
@@ -229,7 +230,7 @@ func (b *builder) find(l *Level) (bool, error) {
 	return true, nil
 }
 
-// layer applies a layer, and writes its level if that is missing.
+// layer applies a layer, and writes its level if it is missing.
 func (b *builder) layer(ctx context.Context, a *applier, in *archives, i int) error {
 	apply := func(dst io.WriterAt) (int64, error) {
 		a.fs.Begin(dst)
@@ -253,7 +254,7 @@ func (b *builder) layer(ctx context.Context, a *applier, in *archives, i int) er
 	return b.write(ctx, l, below, apply)
 }
 
-// apply applies the archive of a layer. Reading it to its end verifies its digest.
+// apply applies the archive of a layer. Reading the archive to its end verifies its digest.
 func (b *builder) apply(ctx context.Context, a *applier, from *archives, i int) (err error) {
 	l := b.img.Layers[i]
 	defer func() {
@@ -270,8 +271,8 @@ func (b *builder) apply(ctx context.Context, a *applier, from *archives, i int) 
 	counted := &counter{ctx: ctx, in: in, left: a.rawLimit(),
 		tell: func(n int64) { b.opt.Progress(i, n) }}
 	if err := a.apply(counted); err != nil {
-		// Content that makes no sense may have been changed on its way. Read the rest: the digest
-		// then says so.
+		// Invalid content may have been changed on its way. Read the rest, so that the digest shows
+		// this.
 		if _, rest := io.Copy(io.Discard, counted); rest != nil {
 			return rest
 		}

@@ -2,7 +2,7 @@
 // one for each layer and one for the image's configuration.
 //
 // The caller provides the layers' tar archives and a directory, and calls Build. Existing levels
-// are not made again, because a level depends only on its layer and on those below it: two images
+// are not made again, because a level depends only on its layer and the layers below: two images
 // with the same lower layers share files. Disk.Path is the file to serve.
 //
 //	layer-CHAIN.v1.qcow2   a layer, as the difference to the level below. CHAIN is the chain-id of

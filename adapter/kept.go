@@ -23,7 +23,7 @@ type Kept struct {
 	files []string
 }
 
-// ErrInUse says that a level was not removed because somebody uses it.
+// ErrInUse says that a level was not removed because a process uses it.
 var ErrInUse = errors.New("the level is in use")
 
 // IsLevel reports whether a file in a directory of Build is named like a level. The name identifies
@@ -37,8 +37,8 @@ func IsLevel(name string) bool {
 // IsTop reports whether a level is the top level of a disk, which holds the configuration only.
 func IsTop(name string) bool { return IsLevel(name) && strings.HasPrefix(name, "image-") }
 
-// List returns the levels that Build has made in a directory. A level whose file somebody has
-// locked (flock, shared) counts as used now. A missing directory has no levels.
+// List returns the levels that Build has made in a directory. A level whose file is locked (flock,
+// shared) counts as used now. A missing directory has no levels.
 func List(dir string) ([]Kept, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -91,8 +91,8 @@ func List(dir string) ([]Kept, error) {
 	return all, nil
 }
 
-// lock makes sure that nobody uses or makes the level, as long as the returned file is open. The
-// file is nil if there is none with that name.
+// lock makes sure that no process uses or makes the level while the returned file is open. The file
+// is nil if no file has the name.
 func (k *Kept) lock() (*os.File, error) {
 	f, err := flock.Open(k.Path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -114,8 +114,8 @@ func (k *Kept) lock() (*os.File, error) {
 	return f, nil
 }
 
-// Remove removes the level. If somebody uses it, it returns ErrInUse. The level is made again when
-// it is needed, even if there are levels above it.
+// Remove removes the level. If a process uses it, Remove returns ErrInUse. The level is made again
+// when it is needed, even if higher levels exist.
 func (k *Kept) Remove() error {
 	locked, err := k.lock()
 	if err != nil {
@@ -127,7 +127,7 @@ func (k *Kept) Remove() error {
 	for _, name := range k.files {
 		path := filepath.Join(filepath.Dir(k.Path), name)
 		if locked == nil && path == k.Path {
-			continue // another process has made a level of that name meanwhile
+			continue // another process has made a level with that name meanwhile
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("a level that is not in use: %w", err)
@@ -136,8 +136,8 @@ func (k *Kept) Remove() error {
 	return nil
 }
 
-// touch records that a level is used. It does not change the time of the last change. If it fails
-// because the directory cannot be written, only the order of use is less exact.
+// touch records that a level is used. It does not change the time of modification. If the directory
+// is read-only, touch does nothing and the order of use is less exact.
 func touch(path string, when time.Time) {
 	_ = unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{
 		unix.NsecToTimespec(when.UnixNano()), {Nsec: unix.UTIME_OMIT}}, unix.AT_SYMLINK_NOFOLLOW)

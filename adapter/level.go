@@ -16,7 +16,7 @@ import (
 )
 
 // write makes a level. change writes the changes of the level, and returns the size of the disk.
-// The level is synced while the next one is made: stored waits for that.
+// The level is synced while the next one is made; stored waits for the sync.
 func (b *builder) write(ctx context.Context, l *Level, below string,
 	change func(dst io.WriterAt) (int64, error)) error {
 	f, err := b.claim(ctx, l)
@@ -82,8 +82,8 @@ func (b *builder) stored() error {
 // partialSuffix is the suffix of incomplete files.
 const partialSuffix = ".partial"
 
-// isPartial reports whether a file is named like the incomplete one of a level, or of a state, of
-// any version. Others may have files in the directory.
+// isPartial reports whether a file has the name of an incomplete level or state, of any version.
+// Other programs may have files in the directory.
 func isPartial(name string) bool {
 	stem, ok := strings.CutSuffix(name, partialSuffix)
 	if !ok || !strings.Contains(stem, ".qcow2") && !strings.Contains(stem, stateSuffix) {
@@ -101,7 +101,7 @@ func (b *builder) claim(ctx context.Context, l *Level) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.shared.Share(f) // others wait for it, or take it over
+	b.shared.Share(f) // other makers wait for the file, or take it over
 	there, err := b.find(l)
 	if there || err != nil {
 		return nil, errors.Join(err, os.Remove(f.Name()), f.Close())
@@ -117,8 +117,8 @@ func (b *builder) partial(name string) string {
 	return filepath.Join(b.dir, "."+name+partialSuffix)
 }
 
-// sweep removes the files that killed makers of levels have left. If an image has changed
-// meanwhile, its old levels are never made again, so nobody would take their files over.
+// sweep removes the incomplete files of killed processes. If an image has changed meanwhile, its
+// old levels are never made again, so claim would not find these files.
 func (b *builder) sweep() {
 	entries, _ := os.ReadDir(b.dir) // making a level there reports the error
 	for _, e := range entries {

@@ -18,9 +18,9 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// A state is what the writer knew when a level was complete, in a file beside the level. With a
-// state, a layer above can be applied without reading the layers below again. A state only saves
-// time: if it is missing, damaged or of another version, the layers are read.
+// A state records what the writer knew when a level was complete. It is a file next to the level.
+// With a state, a layer above can be applied without reading the layers below again. A state only
+// saves time: if it is missing, damaged or of another version, the layers are read.
 //
 // The file consists of stateMagic, the number of files and of bytes in the layers (8 bytes each,
 // big-endian), the output of ext4.Writer.Save, and the SHA-256 of all of these. The magic changes
@@ -32,10 +32,10 @@ const (
 
 func stateName(level string) string { return strings.TrimSuffix(level, ".qcow2") + stateSuffix }
 
-// wantsState reports whether a level, of that many levels, gets a state. A changed image usually
-// has other layers at its top, so the two highest levels get one. Below them, each state is twice
-// as far from the top as the one before. So there are few, because each one lists all files of the
-// levels below.
+// wantsState reports whether a level, of that many levels, gets a state. The layers that change are
+// usually the top ones, so the two highest levels get a state. Below them, each state is twice as
+// far from the top as the one before. States are few, because each lists all files of the levels
+// below.
 func wantsState(level, levels int) bool {
 	fromTop := levels - level
 	return fromTop&(fromTop-1) == 0
@@ -99,8 +99,8 @@ func (b *builder) load(i int) (*applier, error) {
 	return a, err
 }
 
-// save writes the state of a level, if it should have one and has none. The state need not reach
-// storage, because its use checks it.
+// save writes the state of a level, if the level should have one and has none. It does not sync the
+// file, because a load checks it.
 func (b *builder) save(ctx context.Context, i int, a *applier) error {
 	path := filepath.Join(b.dir, stateName(b.levels[i].File))
 	if _, err := os.Lstat(path); err == nil || !wantsState(i, len(b.levels)) {

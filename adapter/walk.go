@@ -12,8 +12,8 @@ import (
 // maxLinks is how many symbolic links a path may lead through, as in path_resolution(7).
 const maxLinks = 40
 
-// implied returns the attributes of a directory that no layer has an entry for. In a directory with
-// the setgid bit, it gets the group and the bit, as if a runtime had called mkdir(2).
+// implied returns the attributes of a directory without an entry in any layer. In a directory with
+// the setgid bit, it gets the group and the bit, as from mkdir(2).
 func (a *applier) implied(in ext4.Inode) ext4.Attr {
 	const setgid = 0o2000
 	attr := ext4.Attr{Mode: 0o755}
@@ -23,7 +23,7 @@ func (a *applier) implied(in ext4.Inode) ext4.Attr {
 	return attr
 }
 
-// dir finds a directory of the tree. It follows symbolic links inside the tree, as runtimes do, for
+// dir finds a directory of the tree. Like runtimes, it follows symbolic links inside the tree, for
 // example if /lib is a link to usr/lib. With create, it makes missing directories. Without create,
 // ok is false if something is missing.
 func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err error) {
@@ -129,12 +129,12 @@ func (a *applier) clear(dir ext4.Inode, attr *ext4.Attr) error {
 	return nil
 }
 
-// hide removes what lower layers have put under a name. What this layer has put there stays. If
-// this layer has put something into a directory, but has no entry for the directory itself, the
-// directory stays and gets attr: a runtime would have removed it, and made it again. attr is nil
-// if the directory around it is not hidden.
+// hide removes the entries of lower layers under a name. Those of this layer stay. If this layer
+// has put something into a directory, but has no entry for the directory itself, the directory
+// stays and gets attr: a runtime would have made it again. attr is nil if the parent directory is
+// not hidden.
 func (a *applier) hide(at dirEntry, e ext4.Entry, attr *ext4.Attr) error {
-	if a.used[at] != unused { // also if this layer has put something else there since
+	if a.used[at] != unused { // even if this layer has replaced it since
 		return fmt.Errorf("removes %s, through which other entries of the layer lead",
 			quoted(at.name))
 	}
@@ -148,7 +148,7 @@ func (a *applier) hide(at dirEntry, e ext4.Entry, attr *ext4.Attr) error {
 			implied := a.implied(at.dir)
 			attr = &implied
 		}
-		// first, as those in it follow it
+		// first, because the entries in the directory take attributes from it
 		if !explicit && (!own || a.implicit.Has(int64(e.Inode))) {
 			if err := a.fs.SetAttr(e.Inode, *attr); err != nil {
 				return err

@@ -15,8 +15,8 @@ const (
 	dirRoom  = BlockSize - dirTail
 	dotBytes = 12 // of "." and of ".."
 
-	// leafFill is how full the leaves of an index are made, so that a guest can add some names
-	// before it has to split one.
+	// leafFill is the filled part of the leaves of a new index. A guest can add some names before
+	// it has to split a leaf.
 	leafFill = dirRoom * 9 / 10
 
 	indexRoot  = 32 // where an index begins in the first block
@@ -208,7 +208,7 @@ func (w *Writer) putEntry(p []byte, at int, i uint32) int {
 	return at + length
 }
 
-// extendLast extends the last entry of a block, which begins at an offset, to the tail.
+// extendLast extends the last entry of a block, which begins at offset last, to the tail.
 func extendLast(p []byte, last int) {
 	binary.LittleEndian.PutUint16(p[last+4:], uint16(dirRoom-last))
 }

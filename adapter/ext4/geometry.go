@@ -35,8 +35,9 @@ const (
 	firstInode   = 11 // of lost+found; those before it are reserved
 )
 
-// BootOffset is where each file system has BootSize bytes of zeros for data that is read before it
-// is mounted. They belong to a file without a name, so writing there changes nothing else.
+// BootOffset is where each file system has BootSize bytes of zeros for data that is read before the
+// file system is mounted. They belong to a file without a name, so writing there changes nothing
+// else.
 const (
 	BootOffset = (headBlocks + flexBlocks + journalBlocks) * BlockSize
 	BootSize   = 1 << 20

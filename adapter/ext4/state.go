@@ -10,13 +10,13 @@ import (
 )
 
 // Save writes the state that Load needs to continue after a level. It is called right after Finish.
-// The data has neither a version nor a checksum: both are up to the caller.
+// The caller adds a version and a checksum.
 //
 // All numbers except times are unsigned varints. In this order:
 //
 //	level, groups, the next block, how many inodes
 //	bitmaps of groups    how many; each: 0, or 1 and a block
-//	sets of attributes   how many; each: how many attributes, then those, and who has them
+//	sets of attributes   how many; each: how many attributes, the attributes, and how many files
 //	inodes               each: its mode; 0: free; otherwise attributes, and what depends on the type
 //	known blocks         how many; each: the distance to the one before, and 16 bytes
 func (w *Writer) Save(dst io.Writer) error {

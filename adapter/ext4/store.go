@@ -101,7 +101,7 @@ func (t *nameTable) put(entry, hash uint32) {
 	t.slots[i] = entry
 }
 
-// remove removes an entry and moves up those behind it, so that no tombstones are left.
+// remove removes an entry and moves later entries up, so that no tombstones are left.
 func (t *nameTable) remove(entry uint32, hashOf func(entry uint32) uint32) {
 	mask := uint32(len(t.slots) - 1)
 	i := hashOf(entry) & mask
@@ -119,8 +119,8 @@ func (t *nameTable) remove(entry uint32, hashOf func(entry uint32) uint32) {
 	t.slots[i] = 0
 }
 
-// sums has a checksum for some blocks. Neighbours are stored together: metadata is mostly in a row,
-// and a map of a million blocks is twice as large.
+// sums has a checksum for some blocks. Neighbours are stored together, because blocks of metadata
+// are mostly in a row, and a map of a million blocks is twice as large.
 type sums struct {
 	pages map[uint32]*[sumsPage]blockSum
 	n     int
@@ -152,7 +152,7 @@ func (s *sums) set(block uint32, sum blockSum) {
 	page[block%sumsPage] = sum
 }
 
-// all are the blocks that have one, the lowest first.
+// all are the blocks with a checksum, the lowest first.
 func (s *sums) all() iter.Seq2[uint32, blockSum] {
 	return func(yield func(uint32, blockSum) bool) {
 		for _, number := range slices.Sorted(maps.Keys(s.pages)) {

@@ -107,8 +107,8 @@ func (w *Writer) putDesc(p []byte, group uint32, t *totals) error {
 	bitmap := w.scratch()
 	free := blocksPerGroup - w.alloc.full(bitmap, group, w.groups)
 	le.PutUint16(p[12:], uint16(free))
-	// A group needs a bitmap if it has tables of other groups: a guest that makes a missing bitmap
-	// does not know of them. And e2fsck wants the last group to have one.
+	// A group with tables of other groups needs a bitmap, because a guest that makes a missing
+	// bitmap does not know of these tables. And e2fsck expects one in the last group.
 	if w.alloc.touched(group) || group%groupsPerFlex == 0 || group == w.groups-1 {
 		sum := crc32c(checksumSeed, bitmap)
 		le.PutUint16(p[24:], uint16(sum))

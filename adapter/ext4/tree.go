@@ -8,7 +8,7 @@ type entry struct {
 	next, prev uint32 // in the directory; 0: none
 	name       uint32 // in Writer.text
 	hash       uint32 // in Writer.names
-	level      uint16 // in which it was made
+	level      uint16 // the one that made it
 	length     uint8  // of the name
 }
 
@@ -28,7 +28,7 @@ type directory struct {
 // Entry is the result of Lookup.
 type Entry struct {
 	Inode Inode
-	Level int // in which the name was made; 0: New made it
+	Level int // the one that made the name; 0: New made it
 }
 
 // Lookup finds a name in a directory.
@@ -63,7 +63,7 @@ func (w *Writer) Empty(dir Inode) bool {
 // Type returns the type of a file, such as TypeDir; 0 if it was removed.
 func (w *Writer) Type(n Inode) uint16 { return w.inodes.at(uint32(n)).kind() }
 
-// Parent returns the directory that a directory is in. The root is in itself.
+// Parent returns the directory that a directory is in. That of the root is the root.
 func (w *Writer) Parent(dir Inode) Inode {
 	if d := w.dirOf(uint32(dir)); d != nil {
 		return Inode(d.parent)

@@ -12,14 +12,14 @@ import (
 type xattrSet struct {
 	key   string // its content; "": the set is free
 	attrs []xattr
-	bytes int    // with headers and all
+	bytes int    // with headers
 	block uint32 // 0: in the inode, or not allocated yet
-	files uint32 // that have it
+	files uint32 // that have the set
 	dirty bool
 }
 
 type xattr struct {
-	index byte   // instead of the prefix of its name
+	index byte   // number of the prefix of its name
 	name  string // without the prefix
 	value string
 }

@@ -21,7 +21,7 @@ func lifetime(l *dhcpv4.DHCPv4) time.Duration {
 	return t
 }
 
-// renewal is when to ask for more time, half of a lease unless the server says otherwise.
+// renewal is when to renew a lease: after half of it, unless the server gives another time.
 func renewal(l *dhcpv4.DHCPv4) time.Duration {
 	if t := l.IPAddressRenewalTime(0); t > 0 && t <= lifetime(l) {
 		return t
@@ -48,9 +48,9 @@ func addressOf(l *dhcpv4.DHCPv4) *net.IPNet {
 	return &net.IPNet{IP: l.YourIPAddr, Mask: net.CIDRMask(bits, 32)}
 }
 
-// routesOf are the routes of a lease, by a card with this number.
+// routesOf are the routes of a lease, by the network card with this number.
 func routesOf(l *dhcpv4.DHCPv4, card int) (routes []*netlink.Route) {
-	// A server that sends classless routes wants the router ignored (RFC 3442).
+	// With classless routes, the router option is to be ignored (RFC 3442).
 	list := l.ClasslessStaticRoute()
 	if routers := l.Router(); len(list) == 0 && len(routers) > 0 {
 		all := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
@@ -64,7 +64,7 @@ func routesOf(l *dhcpv4.DHCPv4, card int) (routes []*netlink.Route) {
 		if r.Router.IsUnspecified() {
 			route.Scope = netlink.SCOPE_LINK
 		} else {
-			// Networks that are made of addresses with 32 bits have their router on no network.
+			// In a network of addresses with 32 bits, the router is not on the link.
 			route.Gw, route.Flags = r.Router, int(netlink.FLAG_ONLINK)
 		}
 		routes = append(routes, route)
@@ -72,7 +72,7 @@ func routesOf(l *dhcpv4.DHCPv4, card int) (routes []*netlink.Route) {
 	return routes
 }
 
-// searchOf are the domains in which names are looked up. One that is only the machine's own counts.
+// searchOf are the domains in which names are looked up.
 func searchOf(l *dhcpv4.DHCPv4) []string {
 	names := readNames(l.Options.Get(dhcpv4.OptionDNSDomainSearchList))
 	if domain := nameOf(l.DomainName()); len(names) == 0 && domain != "" {
@@ -81,8 +81,8 @@ func searchOf(l *dhcpv4.DHCPv4) []string {
 	return names
 }
 
-// nameOf is a name that can be written into a file of lines, or "". Anything else than a name could
-// add lines of its own to resolv.conf.
+// nameOf returns a name that can be written into a file of lines, or "". Other text could add lines
+// to resolv.conf.
 func nameOf(s string) string {
 	if s = strings.TrimRight(s, "\x00"); machine.IsName(s) {
 		return s
@@ -94,8 +94,8 @@ func nameOf(s string) string {
 const maxName = 255
 
 // readNames reads domain names with DNS's compression (RFC 1035 4.1.4, RFC 3397). A malformed name
-// ends the list. The DHCP library refuses all of a list in which one pointer leads to another,
-// which the RFC allows.
+// ends the list. The DHCP library is not used: it refuses a whole list in which one pointer leads
+// to another, which the RFC allows.
 func readNames(b []byte) (names []string) {
 	for at := 0; at < len(b); {
 		name, next, ok := readName(b, at)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diskTimeout is how long the disk may take to appear. A LUN far away can take its time.
+// diskTimeout is how long the disk may take to appear. A remote LUN may be slow.
 const diskTimeout = 2 * time.Minute
 
 // noDisks are the prefixes of block devices that are not disks.
@@ -40,7 +40,7 @@ func waitForDisk(serial string, prepare func()) (device string, err error) {
 type blockDevice struct{ name, serial string }
 
 func listDisks(sys string) (list []blockDevice) {
-	entries, _ := os.ReadDir(sys) // there are none yet
+	entries, _ := os.ReadDir(sys) // not there yet
 	for _, e := range entries {
 		ignored := func(prefix string) bool { return strings.HasPrefix(e.Name(), prefix) }
 		if !slices.ContainsFunc(noDisks, ignored) {
@@ -101,7 +101,7 @@ func describe(list []blockDevice) string {
 	return strings.Join(words, ", ")
 }
 
-// superblock has the fields that we need from ext4's (Documentation/filesystems/ext4/super.rst).
+// superblock has the needed fields of ext4's superblock (Documentation/filesystems/ext4/super.rst).
 type superblock struct {
 	blocks    uint64
 	blockSize uint64
@@ -137,8 +137,8 @@ type mounted struct {
 	readOnly bool
 }
 
-// mountDisk mounts the disk, and grows its file system if the disk is larger. growth is why growing
-// failed; the disk can be used all the same.
+// mountDisk mounts the disk, and grows its file system if the disk is larger. growth is the error
+// of growing; the disk can be used in spite of it.
 func mountDisk(device, dir string) (m mounted, growth, err error) {
 	m = mounted{device: device, dir: dir}
 	f, err := os.Open(device)
@@ -204,8 +204,8 @@ func grow(dir string, super superblock, size uint64) error {
 	return nil
 }
 
-// release makes the disk clean. Other mount namespaces, which are about to end, may have it mounted
-// still. So it is made read-only first: that applies to all of them.
+// release makes the disk clean. Mount namespaces that are about to end may still have it mounted.
+// So it is made read-only first, which applies to all of them.
 func (m *mounted) release() error {
 	unix.Sync()
 	var err error
@@ -222,6 +222,6 @@ func (m *mounted) release() error {
 		err = fmt.Errorf("disk %s cannot be made clean, its journal has what is missing: %w",
 			m.device, err)
 	}
-	_ = unix.Unmount(m.dir, unix.MNT_DETACH) // it is clean, or cannot be made so
+	_ = unix.Unmount(m.dir, unix.MNT_DETACH) // it is clean, or cannot be made clean
 	return err
 }

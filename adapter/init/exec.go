@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/disk/adapter/machine"
 )
 
-// startError says why an entry point could not be started, and has the exit status for that.
+// startError says why an entry point could not be started. It has the exit status for this.
 type startError struct {
 	status int
 	err    error
@@ -22,10 +22,10 @@ type startError struct {
 
 func (e *startError) Error() string { return e.err.Error() }
 
-// findProgram returns the path of a program as its user finds it: a name with a slash is relative
-// to the working directory, another one is looked for in PATH.
+// findProgram returns the path of a program for its user: a name with a slash is relative to the
+// working directory, another one is looked for in PATH.
 func findProgram(name, searchPath string) (string, error) {
-	if name == "" { // each directory of PATH would be found
+	if name == "" { // it would match each directory of PATH
 		return "", &startError{machine.StatusNotFound, errors.New("the entry point is empty")}
 	}
 	if strings.Contains(name, "/") {
@@ -53,7 +53,7 @@ func findProgram(name, searchPath string) (string, error) {
 		fmt.Errorf("%q is in no directory of PATH (%s)", name, searchPath)}
 }
 
-// executable says why this process cannot execute a file.
+// executable returns the reason why this process cannot execute a file.
 func executable(file string) error {
 	info, err := os.Stat(file)
 	switch {
@@ -85,7 +85,7 @@ func explainStart(file string, err error) error {
 
 func (e *startError) Unwrap() error { return e.err }
 
-// explainExec is explainStart for a file that exists: what is missing is its interpreter.
+// explainExec is explainStart for a file that exists: ENOENT is about its interpreter.
 func explainExec(file string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -14,8 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// A DHCP server gets this time for its first answer, and twice as long for each one after it. It
-// begins shorter than RFC 2131 4.1 proposes, because the server is mostly on the same host.
+// A DHCP server gets this time for its first answer, and twice as long for each later one. It is
+// shorter than RFC 2131 4.1 proposes, because the server is mostly on the same host.
 const (
 	firstWait     = time.Second / 4
 	discoverTries = 7 // 32 seconds
@@ -23,7 +23,7 @@ const (
 	renewTries    = 2
 )
 
-// errRefused means that a server refused the address that was asked for (DHCPNAK).
+// errRefused means that a server refused the requested address (DHCPNAK).
 var errRefused = errors.New("the DHCP server has refused the address")
 
 // lease gets an address for a card, and renews it as long as the machine runs.
@@ -35,7 +35,7 @@ func (n *network) lease(c netlink.Link) {
 			err = n.configure(c, l, nil)
 		}
 		if err != nil {
-			// Say it once: a network without a DHCP server is no error.
+			// Report it once: a network without a DHCP server is no error.
 			if !warned {
 				n.say("%s has no IPv4 address yet: %v", c.Attrs().Name, err)
 				warned = true
@@ -51,7 +51,7 @@ func (n *network) lease(c netlink.Link) {
 	}
 }
 
-// keep renews a lease. It returns the last one when it has ended, or nil if it never ends.
+// keep renews a lease. It returns the last lease when that has expired, or nil if it never expires.
 func (n *network) keep(c netlink.Link, l *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
 	for lifetime(l) > 0 {
 		end := time.Now().Add(lifetime(l))
@@ -69,8 +69,8 @@ func (n *network) keep(c netlink.Link, l *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
 	return nil
 }
 
-// renew extends the lease until it has ended. It broadcasts instead of asking the server that gave
-// the lease (RFC 2131 4.3.2, REBINDING): that server gets the broadcast, too, and if it is gone,
+// renew extends the lease until it has expired. It broadcasts instead of asking the server of the
+// lease (RFC 2131 4.3.2, REBINDING): that server gets the broadcast, too, and if it is gone,
 // another one answers.
 func (n *network) renew(c netlink.Link, l *dhcpv4.DHCPv4, end time.Time) (*dhcpv4.DHCPv4, error) {
 	query := n.query(c, dhcpv4.MessageTypeRequest)
@@ -88,7 +88,7 @@ func (n *network) renew(c netlink.Link, l *dhcpv4.DHCPv4, end time.Time) (*dhcpv
 // acquire gets a new lease.
 func (n *network) acquire(c netlink.Link) (*dhcpv4.DHCPv4, error) {
 	query := n.query(c, dhcpv4.MessageTypeDiscover)
-	query.SetBroadcast() // without an address we cannot receive a packet to one
+	query.SetBroadcast() // without an address we only receive broadcasts
 	offer, err := n.ask(c, query, discoverTries, dhcpv4.MessageTypeOffer)
 	if err != nil {
 		return nil, err
@@ -101,8 +101,8 @@ func (n *network) acquire(c netlink.Link) (*dhcpv4.DHCPv4, error) {
 	return n.ask(c, query, requestTries, dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak)
 }
 
-// query makes a message to DHCP servers. The library's constructors are not used: they wait, and
-// use up a processor, until the kernel has entropy, which a machine may not have at its start.
+// query makes a message to DHCP servers. It does not use the library's constructors: they keep a
+// processor busy until the kernel has entropy, which may take long after the start.
 func (n *network) query(c netlink.Link, kind dhcpv4.MessageType) *dhcpv4.DHCPv4 {
 	hardware := c.Attrs().HardwareAddr
 	m := &dhcpv4.DHCPv4{OpCode: dhcpv4.OpcodeBootRequest, HWType: iana.HWTypeEthernet,
@@ -125,7 +125,7 @@ func (n *network) query(c netlink.Link, kind dhcpv4.MessageType) *dhcpv4.DHCPv4 
 	return m
 }
 
-// ask sends a message, at most so many times, until a wanted answer arrives.
+// ask sends a message up to tries times, until a wanted answer arrives.
 func (n *network) ask(c netlink.Link, query *dhcpv4.DHCPv4, tries int,
 	want ...dhcpv4.MessageType) (*dhcpv4.DHCPv4, error) {
 	conn, err := n.broadcast(c.Attrs().Name)
@@ -138,7 +138,7 @@ func (n *network) ask(c netlink.Link, query *dhcpv4.DHCPv4, tries int,
 		return nil, errors.Join(err, conn.Close())
 	}
 	defer client.Close()
-	// The client begins to wait anew with each answer that is not wanted.
+	// The client restarts its own time-out at each unwanted answer.
 	limit, stop := context.WithTimeout(context.Background(), firstWait<<tries)
 	defer stop()
 	answer, err := client.SendAndRead(limit, nclient4.DefaultServers, query,

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/adapter/machine"
 )
 
-// Main is the program: the init, or, when it has started itself under another name, the stage. It
+// Main is the program: the init, or, when started by the init under another name, the stage. It
 // returns the exit status of the stage; the init switches the machine off instead.
 func Main(args []string) int {
 	if len(args) > 0 && args[0] == stageName {
@@ -41,8 +41,8 @@ type guest struct {
 	buttons *powerButtons
 }
 
-// runAll runs the machine until its entry point has ended, or something has failed. The disk is
-// clean then.
+// runAll runs the machine until its entry point has ended, or something has failed. Then the disk
+// is clean.
 func (g *guest) runAll() (end ending) {
 	defer func() {
 		// If process 1 dies, the kernel panics, and the reason is lost.
@@ -87,7 +87,7 @@ func (g *guest) run() (ending, error) {
 			return ending{}, fmt.Errorf("%s cannot be mounted: %w", m.at, err)
 		}
 	}
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0) // then it may be killed
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0) // so that it may be killed
 	line, err := os.ReadFile("/proc/cmdline")
 	if err != nil {
 		return ending{}, err
@@ -102,10 +102,11 @@ func (g *guest) run() (ending, error) {
 	if err != nil {
 		return ending{}, err
 	}
-	// From here on, all drivers are there. The network is set up while the disk is mounted.
+	// All drivers are loaded now. The network is set up while the disk is mounted.
 	network := newNetwork(networkDir, g.params.hostname, g.report.say)
 	go network.start()
-	// First, because this tells whether it is the right disk: mounting it may change it.
+	// Before the mount, because the configuration shows whether it is the right disk, and mounting
+	// may change the disk.
 	p, options, err := g.readProcess(device)
 	if err != nil {
 		return ending{}, err
@@ -138,8 +139,8 @@ func (g *guest) readProcess(device string) (process, machine.Options, error) {
 	return readProcess(f, g.params)
 }
 
-// findDisk loads the modules, and waits for the disk. The modules of the power button are among
-// them. Its events are read from then on, so a press while the entry point starts is not lost.
+// findDisk loads the modules, and waits for the disk. The drivers of the power button are among the
+// modules. Its events are read from then on, so a press while the entry point starts is not lost.
 func (g *guest) findDisk() (string, error) {
 	if err := loadModules("/lib/modules", insertModule); err != nil {
 		g.report.say("%v", err)
@@ -147,7 +148,7 @@ func (g *guest) findDisk() (string, error) {
 	return waitForDisk(g.params.serial, g.buttons.look)
 }
 
-// waitFor returns when the machine can be reached. Programs expect that when they start.
+// waitFor waits until the machine can be reached, which programs expect at their start.
 func (g *guest) waitFor(n *network) {
 	select {
 	case <-n.online:
@@ -155,7 +156,7 @@ func (g *guest) waitFor(n *network) {
 		g.report.say("there is no network after %v: the entry point is started without one",
 			g.params.network)
 	case <-g.stops:
-		g.stops <- struct{}{} // the entry point hears of it at once
+		g.stops <- struct{}{} // the entry point gets it at once
 	}
 }
 
@@ -165,12 +166,12 @@ func (g *guest) watchForStops() {
 	stop := func() {
 		select {
 		case g.stops <- struct{}{}:
-		default: // it was asked twice already
+		default: // two requests are waiting already
 		}
 	}
 	g.buttons = newPowerButtons(stop)
 	go g.report.listen(stop)
-	// Ctrl-Alt-Del sends us SIGINT instead of restarting the machine at once.
+	// Ctrl-Alt-Del sends SIGINT to the init instead of restarting the machine at once.
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_CAD_OFF)
 	interrupts := make(chan os.Signal, 1)
 	signal.Notify(interrupts, unix.SIGINT)
@@ -181,7 +182,7 @@ func (g *guest) watchForStops() {
 	}()
 }
 
-// forwarded are signals that programs send to process 1 and that are meant for the entry point.
+// forwarded are the signals to process 1 that are meant for the entry point.
 var forwarded = []os.Signal{unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2}
 
 // runEntryPoint starts the entry point, and returns when it has ended and all its output is

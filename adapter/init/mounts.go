@@ -15,14 +15,14 @@ type mountPoint struct {
 	kind, at string
 	flags    uintptr
 	data     string
-	// optional: programs do without it, and some kernels do not have it
+	// optional: programs work without it, and some kernels do not have it
 	optional bool
 }
 
 const harmless = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// mountPoints are the mounts that a container expects. /run and /tmp are the image's, as with
-// container runtimes: images have directories in them, with owners, that their programs need.
+// mountPoints are the mounts that programs in a container expect. /run and /tmp are the image's, as
+// with container runtimes: programs need the directories in them, with their owners.
 var mountPoints = []mountPoint{
 	{kind: "proc", at: "/proc", flags: harmless},
 	{kind: "sysfs", at: "/sys", flags: harmless},
@@ -42,13 +42,13 @@ var onReadOnly = []mountPoint{
 		optional: true},
 }
 
-// deviceLinks are the links in /dev that programs expect beside the devices of the kernel.
+// deviceLinks are the links in /dev that programs expect in addition to the kernel's devices.
 var deviceLinks = [][2]string{
 	{"/proc/self/fd", "/dev/fd"}, {"/proc/self/fd/0", "/dev/stdin"},
 	{"/proc/self/fd/1", "/dev/stdout"}, {"/proc/self/fd/2", "/dev/stderr"},
 }
 
-// mountAll mounts what a container expects, in the root of the image.
+// mountAll makes the mounts of a container in the root of the image.
 func mountAll(readOnly bool) error {
 	list := mountPoints
 	if readOnly {
@@ -77,17 +77,17 @@ func makeDirectories(p process) {
 	}
 	_ = os.Mkdir("/run", 0o755) // it mostly exists
 	if os.Mkdir("/tmp", 0o755) == nil {
-		_ = os.Chmod("/tmp", 0o1777) // past the umask
+		_ = os.Chmod("/tmp", 0o1777) // regardless of the umask
 	}
 	for _, dir := range p.Volumes {
-		_ = os.MkdirAll(dir, 0o755) // the program will tell
+		_ = os.MkdirAll(dir, 0o755) // the program will report it
 	}
 }
 
-// networkFiles are files that the init writes while the machine runs, for programs to read.
+// networkFiles are files that the init writes for programs while the machine runs.
 var networkFiles = []string{"resolv.conf", "hosts", "hostname"}
 
-// networkDir is where the init writes them, in the initramfs.
+// networkDir is the directory of the networkFiles in the initramfs.
 const networkDir = "/run"
 
 // openNetworkFiles opens the init's files while their directory can still be reached.
@@ -103,7 +103,8 @@ func openNetworkFiles() (files []*os.File, err error) {
 }
 
 // bindNetworkFiles mounts the init's files over those of the image, as container runtimes do, so
-// that nothing of them stays on the disk. What is no file in the image stays as it is, and is said.
+// that they do not stay on the disk. It leaves anything but a file in the image as it is, and
+// reports that.
 func bindNetworkFiles(files []*os.File, say io.Writer) error {
 	for i, f := range files {
 		at, err := networkFile("/etc/" + networkFiles[i])
@@ -122,12 +123,12 @@ func bindNetworkFiles(files []*os.File, say io.Writer) error {
 	return nil
 }
 
-// networkFile returns the file of the image that a name leads to, and makes it if it is missing. An
-// image may have a link to /dev/null there, or something that is no file: then programs find that.
+// networkFile returns the file of the image that a name leads to, and makes it if it is missing. In
+// an image, it may be a link to /dev/null, or not be a file: then programs see that.
 func networkFile(name string) (string, error) {
 	at := followLinks(name)
 	_ = os.MkdirAll(filepath.Dir(at), 0o755)
-	// On a read-only disk, it cannot be made: then there is nothing to mount on.
+	// On a read-only disk, it cannot be made, and there is nothing to mount on.
 	const exclusive = os.O_CREATE | os.O_EXCL | os.O_WRONLY
 	if empty, err := os.OpenFile(at, exclusive, 0o644); err == nil {
 		empty.Close()
@@ -146,8 +147,8 @@ func networkFile(name string) (string, error) {
 // maxLinks is as many symbolic links as the kernel follows.
 const maxLinks = 40
 
-// followLinks returns where a path leads, even if no file exists there: images have links to files
-// of a systemd that does not run.
+// followLinks returns the target of a path, even if no file exists there: images have links to
+// files of a systemd that does not run.
 func followLinks(file string) string {
 	for range maxLinks {
 		to, err := os.Readlink(file)
@@ -162,8 +163,8 @@ func followLinks(file string) string {
 	return file
 }
 
-// loadModules loads all modules of the initramfs, in the order in which adapter/initrd has written
-// their names. A module that finds no device of its own does nothing.
+// loadModules loads all modules of the initramfs, in the order that adapter/initrd has recorded. A
+// module without a device does nothing.
 func loadModules(dir string, insert func(file string) error) error {
 	names, err := os.ReadFile(filepath.Join(dir, "order"))
 	for _, name := range strings.Fields(string(names)) {
@@ -182,7 +183,7 @@ func insertModule(file string) error {
 	defer f.Close()
 	err = unix.FinitModule(int(f.Fd()), "", 0)
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EEXIST) {
-		return nil // it is for another processor, or is there already
+		return nil // it is for another processor, or is loaded already
 	}
 	return err
 }

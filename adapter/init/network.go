@@ -23,30 +23,30 @@ import (
 // the MTU of IPv6 router advertisements; the rest is done here.
 type network struct {
 	say      func(format string, args ...any)
-	dir      string // of resolv.conf, hosts and hostname
+	dir      string // of networkFiles
 	online   chan struct{}
-	isOnline func() // closes it once
+	isOnline func() // closes online once
 	// setHostname sets the name of the machine.
 	setHostname func(string) error
 	// broadcast opens a connection of a card to all DHCP servers.
 	broadcast func(card string) (net.PacketConn, error)
 
-	mu       sync.Mutex // guards what follows
-	fixed    bool       // the host has named the machine: DHCP does not
+	mu       sync.Mutex // guards the fields below
+	fixed    bool       // the host has named the machine, so DHCP must not
 	hostname string
 	address  net.IP
-	names    map[string]resolver // by where they are from
+	names    map[string]resolver // by their sources
 	heard    map[string]routers  // by card
-	written  map[string]string   // what was written to each file; the key "" has the host name
+	written  map[string]string   // the last content of each file; the key "" has the host name
 }
 
-// resolver says where names are looked up.
+// resolver has the servers and domains for looking up names.
 type resolver struct {
 	servers []string
 	search  []string
 }
 
-// unnamed is the host name of a machine that nobody has named.
+// unnamed is the host name if neither the host nor DHCP gives one.
 const unnamed = "localhost"
 
 func newNetwork(dir, hostname string, say func(string, ...any)) *network {
@@ -75,7 +75,7 @@ func (n *network) start() {
 	}
 }
 
-// rename sets the host name that the host wants; "" means none.
+// rename sets the host name that the host has chosen; "": none.
 func (n *network) rename(hostname string) {
 	n.nameIt(hostname)
 	n.write()
@@ -94,7 +94,7 @@ func (n *network) nameIt(hostname string) {
 func (n *network) begin() error {
 	n.write()
 	for file, value := range sysctls {
-		_ = os.WriteFile(file, []byte(value), 0) // an older kernel does without
+		_ = os.WriteFile(file, []byte(value), 0) // an older kernel does not have it
 	}
 	cards, err := ethernetCards()
 	if err != nil {
@@ -153,7 +153,7 @@ func newResolver(card string, servers []net.IP, search []string) resolver {
 	return r
 }
 
-// configure applies a lease. formerly is the lease before it, or nil.
+// configure applies a lease. formerly is the previous lease, or nil.
 func (n *network) configure(c netlink.Link, l, formerly *dhcpv4.DHCPv4) error {
 	card, address := c.Attrs(), addressOf(l)
 	if mtu := mtuOf(l); mtu > 0 && (formerly == nil || mtu != mtuOf(formerly)) {
@@ -195,7 +195,7 @@ func (n *network) drop(c netlink.Link, l *dhcpv4.DHCPv4) {
 }
 
 // reachable records an address of the machine. The first one stays as long as the machine has it,
-// or renewals on two cards would take turns; but IPv4 goes before IPv6.
+// so that renewals on two cards do not take turns. But IPv4 has precedence over IPv6.
 func (n *network) reachable(address net.IP) {
 	n.mu.Lock()
 	if n.address == nil || address.To4() != nil && n.address.To4() == nil {
@@ -206,7 +206,7 @@ func (n *network) reachable(address net.IP) {
 	n.isOnline()
 }
 
-// resolve records where names are looked up.
+// resolve records the resolver from a source.
 func (n *network) resolve(from string, r resolver) {
 	n.mu.Lock()
 	n.names[from] = r
@@ -214,8 +214,8 @@ func (n *network) resolve(from string, r resolver) {
 	n.write()
 }
 
-// write brings the host name and the files that programs read up to date. What the image's program
-// has changed is its own from then on.
+// write updates the host name and the networkFiles. It does not touch any that a program has
+// changed.
 func (n *network) write() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -243,7 +243,7 @@ func (n *network) writeFile(name, text string) error {
 			return err
 		}
 	}
-	// The existing file is written to, because it is mounted over that of the image.
+	// Write to the existing file, because it is mounted over that of the image.
 	err := os.WriteFile(path, []byte(text), 0o644)
 	if err == nil {
 		n.written[name] = text

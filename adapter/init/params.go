@@ -13,12 +13,12 @@ type params struct {
 	serial   string
 	hostname string
 	tty      bool
-	grace    *time.Duration // nil: the command line does not say
-	network  time.Duration  // how long the start waits for it
+	grace    *time.Duration // nil: not on the command line
+	network  time.Duration  // how long the start waits for the network
 }
 
-// parseParams reads a command line of the kernel. Settings that are not understood are left out,
-// and named in the warnings.
+// parseParams reads a command line of the kernel. It leaves out invalid settings, and returns
+// warnings with their names.
 func parseParams(line string) (p params, warnings []string) {
 	p.network = machine.DefaultNetwork
 	for _, word := range splitCommandLine(line) {

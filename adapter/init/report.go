@@ -31,11 +31,11 @@ func (r *reporter) say(format string, args ...any) {
 	fmt.Fprintf(r.console, "kubevirt-disk: "+format+"\n", args...)
 }
 
-// portTimeout is how long a line may wait for the host to read it. At the end of the machine
-// everything waits for that.
+// portTimeout is how long a line may wait for the host to read it. The end of the machine waits for
+// it.
 const portTimeout = 2 * time.Second
 
-// send sends a line to the host. A host without the port, or one that does not read, misses it.
+// send sends a line to the host. The line is lost if the host has no port, or does not read it.
 func (r *reporter) send(timeout time.Duration, words ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,7 +63,7 @@ func (r *reporter) openLocked() bool {
 	if r.port >= 0 {
 		return true
 	}
-	names, _ := filepath.Glob("/sys/class/virtio-ports/*/name") // the pattern is right
+	names, _ := filepath.Glob("/sys/class/virtio-ports/*/name") // the pattern is valid
 	for _, file := range names {
 		if name, err := os.ReadFile(file); err != nil ||
 			strings.TrimSpace(string(name)) != machine.Port {
@@ -79,8 +79,8 @@ func (r *reporter) openLocked() bool {
 	return false
 }
 
-// portInterval is how often the port is read while no host is connected: until then a read returns
-// end of file at once, so there is nothing to wait for.
+// portInterval is the time between two reads of the port while no host is connected: such a read
+// returns end of file at once.
 const portInterval = time.Second
 
 // longestWord bounds a line of the host, in bytes.
@@ -107,7 +107,7 @@ func (r *reporter) listen(stop func()) {
 	}
 }
 
-// receive waits until the host has written something, or for a moment if no host is connected.
+// receive waits until the host has written something, or portInterval if no host is connected.
 func (r *reporter) receive() []byte {
 	r.mu.Lock()
 	there := r.openLocked()
@@ -117,7 +117,7 @@ func (r *reporter) receive() []byte {
 		watch := []unix.PollFd{{Fd: int32(port), Events: unix.POLLIN}}
 		if _, err := unix.Poll(watch, -1); err == nil && watch[0].Revents&unix.POLLHUP == 0 {
 			b := make([]byte, 64)
-			n, _ := unix.Read(port, b) // an error comes again
+			n, _ := unix.Read(port, b) // the next read returns an error, too
 			return b[:max(n, 0)]
 		}
 	}

@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// event is something that the kernel has learnt about a network card from an IPv6 router.
+// event is news from the kernel about a network card and an IPv6 router.
 type event struct {
 	card int // its number
 	// address is an IPv6 address beyond the link that can be used now. nil: the event is about
 	// something else.
 	address net.IP
-	// dns or search are recommended for some time (RFC 8106); 0: not any more.
+	// dns or search are recommended for this time (RFC 8106); 0: not any more.
 	dns      []net.IP
 	search   []string
 	lifetime time.Duration
@@ -62,8 +62,8 @@ func newAddress(b []byte) []event {
 	return nil
 }
 
-// routerOptions reads struct nduseroptmsg and the options after it, which are as they came from the
-// network. Each option is an event. A malformed option ends it.
+// routerOptions reads struct nduseroptmsg and the options after it, which come from the network
+// unchanged. Each option is an event. A malformed option ends the list.
 func routerOptions(b []byte) (list []event) {
 	if len(b) < userOption || b[0] != unix.AF_INET6 {
 		return nil
@@ -105,7 +105,7 @@ func (n *network) watch(kernel *nl.NetlinkSocket, cards []netlink.Link) {
 		switch err {
 		case nil:
 		case unix.ENOBUFS, unix.EINTR:
-			continue // something was lost; routers say everything again
+			continue // messages were lost; routers repeat everything
 		default:
 			n.say("IPv6 routers are not heard any more: %v", err)
 			return
@@ -135,8 +135,8 @@ type recommended struct {
 	until time.Time
 }
 
-// hear records what a router recommends. The kernel passes each option of an advertisement on by
-// itself, so one adds to those before it, as RFC 8106 6.1 has it.
+// hear records a recommendation of a router. The kernel passes on each option of an advertisement
+// by itself, so an option is added to earlier ones, as in RFC 8106 6.1.
 func (n *network) hear(card string, e event, now time.Time) {
 	was := newResolver(card, e.dns, e.search)
 	n.mu.Lock()
@@ -148,12 +148,12 @@ func (n *network) hear(card string, e event, now time.Time) {
 	n.resolve(card+" IPv6", resolver{servers: texts(r.servers), search: texts(r.search)})
 }
 
-// maxRecommended is how many recommendations are kept: more are not used, and a router must not
-// fill the memory.
+// maxRecommended limits the kept recommendations: more are not used, and a router must not fill the
+// memory.
 const maxRecommended = 8
 
-// refresh returns the list without what has expired, and with the texts as recommended now. What
-// is there already keeps its place. A lifetime of 0 takes texts back.
+// refresh returns the list without expired entries, and with the present recommendation of texts.
+// Known texts keep their places. A lifetime of 0 removes texts.
 func refresh(list []recommended, texts []string, now time.Time,
 	lifetime time.Duration) (fresh []recommended) {
 	for _, r := range list {

@@ -21,7 +21,7 @@ type diskConfig struct {
 	Extra machine.Options `json:"extra"`
 }
 
-// imageConfig has the fields that we need from an image's configuration (OCI image specification,
+// imageConfig has the needed fields of an image's configuration (OCI image specification,
 // config.md).
 type imageConfig struct {
 	Config struct {
@@ -42,15 +42,15 @@ type process struct {
 	User       string
 	Dir        string
 	TTY        bool
-	Volumes    []string // directories that must be there
-	ReadOnly   bool     // the disk is
+	Volumes    []string // directories that must exist
+	ReadOnly   bool     // the disk is read-only
 	StopSignal syscall.Signal
-	stopGiven  bool // the image or the host says it
-	// Init says that the program is an init system, which has to be process 1.
+	stopGiven  bool // the image or the host has set it
+	// Init: the program is an init system, which has to be process 1.
 	Init bool
 }
 
-// defaultPath is where container runtimes look for programs.
+// defaultPath has the directories in which container runtimes look for programs.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // readProcess reads the description of the entry point from the disk.
@@ -69,8 +69,8 @@ func readProcess(disk io.ReaderAt, p params) (process, machine.Options, error) {
 	return process, c.Extra, err
 }
 
-// configPiece is how much of the configuration is read at once, in bytes. Mostly it is all of it,
-// and then the rest of its area is not fetched from a LUN far away.
+// configPiece is how much of the configuration is read at once, in bytes. This is mostly all of it,
+// and then the rest of its area is not fetched from a remote LUN.
 const configPiece = 16 << 10
 
 // readConfig reads the configuration from its place on the disk: JSON, then zeros.
@@ -78,7 +78,7 @@ func readConfig(disk io.ReaderAt) (text []byte, err error) {
 	for len(text) < machine.ConfigSize {
 		piece := make([]byte, configPiece)
 		_, err := disk.ReadAt(piece, machine.ConfigOffset+int64(len(text)))
-		if err == io.EOF { // a small disk of something else
+		if err == io.EOF { // a small disk with other content
 			break
 		}
 		if err != nil {
@@ -97,7 +97,7 @@ func readConfig(disk io.ReaderAt) (text []byte, err error) {
 	return text, nil
 }
 
-// newProcess combines the configuration of an image with the wishes of the host.
+// newProcess combines the configuration of an image with the options of the host.
 func newProcess(image imageConfig, o machine.Options) (process, error) {
 	c := image.Config
 	p := process{User: c.User, Dir: c.WorkingDir, TTY: o.TTY}
@@ -157,8 +157,8 @@ func override(value *string, by string) {
 	}
 }
 
-// mergeEnv joins environments. Of two variables with one name, the later wins, in the place of the
-// first.
+// mergeEnv joins environments. If a variable appears twice, the later value takes the place of the
+// first one.
 func mergeEnv(lists ...[]string) (env []string) {
 	place := map[string]int{}
 	for _, variable := range slices.Concat(lists...) {

@@ -20,7 +20,7 @@ import (
 // disk its root and becomes the entry point. It has a mount namespace of its own.
 const stageName = "kubevirt-disk-stage"
 
-// The stage's files beside the standard ones: what to run, and where it says why it cannot.
+// The further open files of the stage: the description of the process, and a pipe for an error.
 const (
 	stageSpec   = 3
 	stageErrors = 4
@@ -29,8 +29,8 @@ const (
 // diskDir is where the init mounts the disk.
 const diskDir = "/disk"
 
-// stage runs in the child. It only returns if the entry point cannot be executed; the status is
-// that of the machine then.
+// stage runs in the child. It only returns if the entry point cannot be executed, and then returns
+// the exit status of the machine.
 func stage() int {
 	syscall.CloseOnExec(stageSpec)
 	syscall.CloseOnExec(stageErrors)
@@ -80,8 +80,8 @@ func enterRoot() error {
 	return os.Chdir("/")
 }
 
-// The open files that a process may have, as systemd and container runtimes have it: programs that
-// need more raise their own limit.
+// The limits of open files of a process, like those of systemd and container runtimes. Programs
+// that need more raise their own limit.
 var openFiles = unix.Rlimit{Cur: 1024, Max: 524288}
 
 // execute becomes the user and executes the entry point.
@@ -92,9 +92,9 @@ func (p process) execute() error {
 	}
 	p.Env = mergeEnv([]string{"HOME=" + id.home}, p.Env)
 	for fd := range 3 {
-		// So that /dev/stderr can be opened by the user. /dev/null is everybody's already.
+		// Let the user open /dev/stderr. Everybody can open /dev/null already.
 		if info := new(unix.Stat_t); unix.Fstat(fd, info) == nil && info.Rdev != nullDevice {
-			_ = unix.Fchown(fd, id.uid, int(info.Gid)) // a terminal that cannot be is no loss
+			_ = unix.Fchown(fd, id.uid, int(info.Gid)) // not important for a terminal
 		}
 	}
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
@@ -102,10 +102,10 @@ func (p process) execute() error {
 		return fmt.Errorf("limit of open files: %w", err)
 	}
 	if !p.ReadOnly {
-		_ = os.MkdirAll(p.Dir, 0o755) // Chdir tells
+		_ = os.MkdirAll(p.Dir, 0o755) // Chdir reports the error
 	}
 	syscall.Umask(0o022)
-	entered := os.Chdir(p.Dir) // even if only root may go there
+	entered := os.Chdir(p.Dir) // before the user changes: only root may have access
 	if err := id.become(); err != nil {
 		return err
 	}
@@ -142,8 +142,8 @@ func (id identity) become() error {
 // systemdPowerOff is SIGRTMIN+4 (systemd(1)).
 const systemdPowerOff = machine.SignalRTMin + 4
 
-// recogniseInit finds out whether the program has to be process 1. Its links are followed as far as
-// their last names say. systemd takes SIGTERM for something else: it is asked to power off.
+// recogniseInit finds out whether the program has to be process 1. It follows links and looks at
+// their last names. systemd is powered off by another signal than SIGTERM.
 func (p *process) recogniseInit(root string) {
 	program := p.Args[0]
 	for range maxLinks {
@@ -162,8 +162,8 @@ func (p *process) recogniseInit(root string) {
 	}
 }
 
-// start runs the stage with these standard streams. It returns the process when the entry point was
-// executed, or a *startError.
+// start runs the stage with these standard streams. It returns the process when the entry point has
+// been executed, or a *startError.
 func (p process) start(stdin, stdout *os.File) (pid int, err error) {
 	specRead, specWrite, err := os.Pipe()
 	if err != nil {
@@ -193,7 +193,7 @@ func (p process) start(stdin, stdout *os.File) (pid int, err error) {
 		return pid, err
 	}
 	specWrite.Close()
-	// It ends without a word when the entry point is executed.
+	// The pipe ends without text when the entry point is executed.
 	text, err := io.ReadAll(errorsRead)
 	if err != nil || len(text) == 0 {
 		return pid, err

@@ -20,12 +20,11 @@ const (
 	eventType = 16
 )
 
-// powerButtons are the input devices that have a power button. It is pressed by `virsh shutdown`,
-// by QEMU's system_powerdown, or by KubeVirt that stops a machine. One goroutine uses them at a
-// time.
+// powerButtons are the input devices that have a power button. `virsh shutdown`, QEMU's
+// system_powerdown and KubeVirt press it to stop a machine. One goroutine uses them at a time.
 type powerButtons struct {
-	devices string              // pattern of their names
-	isOne   func(*os.File) bool // tells whether a device has such a button
+	devices string              // pattern of their paths
+	isOne   func(*os.File) bool // reports whether a device has such a button
 	pressed func()              // is called for each press
 	seen    map[string]bool     // the opened devices
 }
@@ -35,10 +34,10 @@ func newPowerButtons(pressed func()) *powerButtons {
 		seen: map[string]bool{}}
 }
 
-// look opens the devices that have appeared. The kernel reports the events of a device only to
-// those who have it open: from then on, no press is lost.
+// look opens new devices. The kernel reports the events of a device only to processes that have it
+// open, so no press is lost from then on.
 func (b *powerButtons) look() {
-	devices, _ := filepath.Glob(b.devices) // the pattern is right
+	devices, _ := filepath.Glob(b.devices) // the pattern is valid
 	for _, device := range devices {
 		if b.seen[device] {
 			continue
@@ -52,7 +51,7 @@ func (b *powerButtons) look() {
 			f.Close()
 			continue
 		}
-		go func() { // one for each: keyboards have such a key, too
+		go func() { // one for each, because keyboards have the key, too
 			defer f.Close()
 			readKeys(f, b.pressed)
 		}()

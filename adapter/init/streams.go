@@ -13,11 +13,11 @@ import (
 // streams are the standard streams of the entry point.
 type streams struct {
 	in, out *os.File
-	copied  chan struct{} // closed when the output is on the console; nil: it goes there itself
+	copied  chan struct{} // closed when the output is on the console; nil: there is no pipe
 }
 
-// newStreams connects the entry point with the console: as its terminal, or, as a container without
-// one, with nothing to read and by a pipe.
+// newStreams connects the entry point with the console: as its terminal, or, like a container
+// without one, with an empty input and a pipe for the output.
 func newStreams(tty bool) (*streams, error) {
 	if tty {
 		f, err := os.OpenFile(consoleDevice(), os.O_RDWR|unix.O_NOCTTY, 0)
@@ -37,22 +37,21 @@ func newStreams(tty bool) (*streams, error) {
 	s := &streams{in: in, out: write, copied: make(chan struct{})}
 	go func() {
 		defer close(s.copied)
-		_, _ = io.Copy(os.Stdout, read) // if the console is gone, so is who reads it
+		_, _ = io.Copy(os.Stdout, read) // if the console is gone, its reader is, too
 	}()
 	return s, nil
 }
 
-// started closes our ends, so that the pipe ends with those who write.
+// started closes our ends, so that the pipe ends when all writers have ended.
 func (s *streams) started() {
 	s.in.Close()
 	s.out.Close()
 }
 
-// drainTimeout is how long the last output may take. The console of a machine may be read by
-// nobody.
+// drainTimeout is how long the last output may take. The console of a machine may have no reader.
 const drainTimeout = 10 * time.Second
 
-// finish waits until the output is out.
+// finish waits until the output is written.
 func (s *streams) finish() {
 	if s.copied == nil {
 		return

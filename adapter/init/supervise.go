@@ -9,21 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// supervisor looks after a running entry point.
+// supervisor manages a running entry point.
 type supervisor struct {
 	pid   int
 	stop  syscall.Signal
 	grace time.Duration
 	say   func(format string, args ...any)
 
-	requests <-chan struct{}  // to stop; a second one does not wait
-	signals  <-chan os.Signal // that were sent to process 1 and are for the entry point
+	requests <-chan struct{}  // to stop; a second one ends the time of grace
+	signals  <-chan os.Signal // sent to process 1 and meant for the entry point
 	kill     func(pid int, signal syscall.Signal)
 }
 
-// ending is how an entry point has ended.
+// ending describes the end of an entry point.
 type ending struct {
-	status  int // as a container runtime says it
+	status  int // as in a container runtime
 	restart bool
 }
 
@@ -56,9 +56,9 @@ func (s *supervisor) run(exited <-chan unix.WaitStatus, ownNamespace bool) endin
 	}
 }
 
-// endingOf reads a wait status. In a namespace of its own, reboot(2) makes the kernel end process 1
-// there by a signal: SIGHUP for a restart, SIGINT for the other ways to go (pid_namespaces(7)).
-// Nothing else can end it by these.
+// endingOf reads a wait status. In a separate namespace, reboot(2) makes the kernel end process 1
+// by a signal: SIGHUP for a restart, SIGINT for the others (pid_namespaces(7)). Nothing else can
+// end it by these signals.
 func endingOf(status unix.WaitStatus, ownNamespace bool) ending {
 	switch {
 	case !status.Signaled():
@@ -71,8 +71,8 @@ func endingOf(status unix.WaitStatus, ownNamespace bool) ending {
 	return ending{status: 128 + int(status.Signal())}
 }
 
-// reap waits for processes that have ended until it is the entry point. As process 1 we are the
-// parent of every process that has lost its own.
+// reap waits for ended processes until pid is among them. Process 1 is the parent of every process
+// that has lost its own.
 func reap(pid int) unix.WaitStatus {
 	for {
 		var status unix.WaitStatus
@@ -81,16 +81,16 @@ func reap(pid int) unix.WaitStatus {
 			return status
 		}
 		if err != nil && !errors.Is(err, unix.EINTR) {
-			return status // no child is left: it cannot be, as long as pid was not returned
+			return status // no child is left, which is impossible before pid was returned
 		}
 	}
 }
 
-// endTimeout is how long killed processes may take to go. One that waits for a disk that is gone
+// endTimeout is how long killed processes may take to end. A process that waits for a lost disk
 // never does.
 const endTimeout = 10 * time.Second
 
-// endOthers kills every process that is left, and waits until they are gone.
+// endOthers kills all other processes, and waits for their end.
 func endOthers() {
 	_ = unix.Kill(-1, unix.SIGKILL) // ESRCH: there are none
 	gone := make(chan struct{})

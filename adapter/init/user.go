@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// identity is as whom the entry point runs.
+// identity is the user and the groups of the entry point.
 type identity struct {
 	uid, gid int
 	groups   []int // supplementary
@@ -21,7 +21,7 @@ type identity struct {
 const maxID = 1<<32 - 2
 
 // findUser looks up the image's user: USER or USER:GROUP, each a name or a number, in the contents
-// of the image's passwd and group. As in container runtimes, a number need not be known, and the
+// of the image's passwd and group. As in container runtimes, a number may be unknown, and the
 // supplementary groups are those of the user's name, unless a group is given.
 func findUser(spec, passwd, group string) (identity, error) {
 	user, groupName, hasGroup := strings.Cut(spec, ":")
@@ -101,10 +101,10 @@ func parseID(text string) (int, bool) {
 	return int(n), err == nil && n >= 0 && n <= maxID
 }
 
-// maxUserFile is how much of passwd or group is read, bytes.
+// maxUserFile limits the part of passwd or group that is read, in bytes.
 const maxUserFile = 16 << 20
 
-// readUserFile reads a file of the image that may be missing.
+// readUserFile reads a file of the image, which may be missing.
 func readUserFile(name string) string {
 	info, err := os.Stat(name)
 	if err != nil || !info.Mode().IsRegular() {

@@ -10,10 +10,10 @@ import (
 
 // Archive is an initramfs in the kernel's "newc" form of cpio
 // (Documentation/driver-api/early-userspace/buffer-format.rst). An entry is a header of 110 bytes
-// of text, the name with its NUL, and the content; name and content are padded to 4 bytes. We write
-// it ourselves, because cpio(1) needs root for device nodes and owners, and puts the times and
-// inode numbers of a machine into it. It is not compressed, because an emulated machine takes
-// longer to expand it than to load it.
+// of text, the name with its NUL, and the content; name and content are padded to 4 bytes. cpio(1)
+// is not used: it needs root for device nodes and owners, and stores the times and inode numbers of
+// a machine. The archive is not compressed, because an emulated machine loads it faster than it
+// expands it.
 //
 // Names are paths in the root, with or without a slash at the beginning. The zero value is an empty
 // archive. The same calls give the same bytes.
@@ -31,7 +31,7 @@ const (
 	typeChar    = 0o020000
 )
 
-// Dir adds a directory and its parents, unless they are there.
+// Dir adds a directory and its parents if they are missing.
 func (a *Archive) Dir(name string) {
 	name = relative(name)
 	if name == "" || a.dirs[name] {

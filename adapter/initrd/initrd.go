@@ -16,12 +16,12 @@ type Options struct {
 	KernelTree string
 }
 
-// required are the drivers without which none of our machines boots, built into the kernel or not.
+// required are the drivers that all of our machines need, built into the kernel or not.
 var required = []string{"virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "virtio_net",
 	"virtio_console", "ext4"}
 
-// useful are drivers that some kernels do not have, such as those of another architecture: for
-// other ways to attach a disk, for the power button, and for entropy.
+// useful are drivers that some kernels lack, such as those of another architecture: for other ways
+// to attach a disk, for the power button, and for entropy.
 var useful = []string{"virtio_mmio", "ahci", "nvme", "virtio_rng", "virtio_balloon", "crc32c_intel",
 	"button", "evdev"}
 
@@ -42,7 +42,7 @@ func Build(opt Options) ([]byte, error) {
 	for _, dir := range []string{"dev", "proc", "sys", "run", "disk"} {
 		a.Dir(dir)
 	}
-	// Without it the kernel gives the first process no standard output.
+	// Without it, the first process gets no standard output from the kernel.
 	a.CharDevice("dev/console", 5, 1)
 	a.File("init", 0o755, program)
 	for _, name := range modules.order {

@@ -12,7 +12,7 @@ import (
 
 // Modules is a selection of a kernel's modules, with everything that they depend on.
 type Modules struct {
-	dir   string            // the modules in the unpacked package: .../lib/modules/VERSION
+	dir   string            // of the modules in the unpacked package: .../lib/modules/VERSION
 	paths map[string]string // every module of the kernel by name, relative to dir
 	built map[string]bool   // modules that are part of the kernel image
 	deps  map[string][]string
@@ -21,8 +21,8 @@ type Modules struct {
 }
 
 // FindModules chooses modules by name from an unpacked kernel package. It leaves out modules that
-// are built into the kernel; a name that the kernel does not have is an error. The dependencies
-// come from the modules themselves, because modules.dep is made only at installation.
+// are built into the kernel. An unknown name is an error. The dependencies come from the modules
+// themselves, because modules.dep is made only at installation.
 func FindModules(kernelTree string, names []string) (*Modules, error) {
 	m, err := listModules(kernelTree)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package machine has what the host and the init of a machine that runs a container image must
-// agree on: the kernel's parameters, the options beside the image's configuration, and the words on
+// Package machine has everything that the host and the init of a machine for a container image
+// share: the kernel's parameters, the options next to the image's configuration, and the words on
 // the virtio-serial port.
 //
 // The commands of kubevirt-disk write these, and the init (adapter/init) reads them; so can other
@@ -24,7 +24,7 @@ const (
 	ConfigSize   = 1 << 20
 )
 
-// Options change how the image is run. The zero value runs it as the image says.
+// Options change how the image is run. The zero value runs it by its own configuration.
 type Options struct {
 	// Entrypoint replaces the image's entry point and its arguments; Args replaces the arguments.
 	Entrypoint []string `json:"entrypoint,omitempty"`
@@ -43,8 +43,8 @@ type Options struct {
 // Parameters of the kernel's command line that the init reads.
 const (
 	ParamSerial   = "kubevirt.serial"   // of the disk; needed if there is more than one
-	ParamHostname = "kubevirt.hostname" // wins over Options and DHCP
-	ParamGrace    = "kubevirt.grace"    // wins over Options
+	ParamHostname = "kubevirt.hostname" // has precedence over Options and DHCP
+	ParamGrace    = "kubevirt.grace"    // has precedence over Options
 	ParamTTY      = "kubevirt.tty"      // 1: as Options.TTY
 	ParamNetwork  = "kubevirt.network"  // seconds that the start waits for the network
 )
@@ -75,17 +75,17 @@ func KernelArgs(arch, serial string) string {
 }
 
 // Port is the name of the virtio-serial port on which the init reports, one line each. A host may
-// connect at any time. It may write the line WordStop, which is like pressing the power button.
+// connect at any time. If it writes the line WordStop, that is like pressing the power button.
 const Port = "io.kubevirt.disk.0"
 
 // The first words of lines on the port.
 const (
 	WordRunning = "running" // the entry point was started
 	// WordExited: the entry point has ended, and the disk is clean. The exit status follows, 0 to
-	// 255. If a signal ended it, the status is 128 plus the signal.
+	// 255, or 128 plus the number of the signal that ended it.
 	WordExited = "exited"
-	// WordFailed: the entry point could not be started; the reason follows. WordExited comes after
-	// it.
+	// WordFailed: the entry point could not be started; the reason follows. The next line is
+	// WordExited.
 	WordFailed = "failed"
 	WordStop   = "stop"
 )
@@ -97,8 +97,8 @@ const (
 	StatusNotFound = 127
 )
 
-// IsName reports whether a text consists of what names of machines and domains are made of. Files
-// such as /etc/hosts have a meaning for other characters.
+// IsName reports whether a text consists of the characters in names of machines and domains. Others
+// have a meaning in files such as /etc/hosts.
 func IsName(text string) bool {
 	return text != "" && !strings.ContainsFunc(text, func(c rune) bool {
 		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
@@ -118,8 +118,8 @@ const (
 	SignalRTMax = 64
 )
 
-// ParseSignal reads a stop signal as images name it: a number, or a name with or without SIG. ""
-// means SIGTERM.
+// ParseSignal reads the stop signal of an image: a number, or a name with or without SIG. "" means
+// SIGTERM.
 func ParseSignal(text string) (syscall.Signal, error) {
 	if text == "" {
 		return unix.SIGTERM, nil
