@@ -13,34 +13,34 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// Options say how a VM uses a claim.
+// Options describe the use of a claim by a VM.
 type Options struct {
 	Device   libvirt.Device
-	ReadOnly bool // the VM only reads; a claim that can only be read is read-only anyway
+	ReadOnly bool // the VM only reads; implied if the claim can only be read
 
-	// Pods are the pods of the claim's namespace, and Pod is the UID of the one that QEMU runs in.
-	// A claim of one writer is refused while another of the pods uses it.
+	// Pods are the pods of the claim's namespace, and Pod is the UID of QEMU's pod. A claim for one
+	// writer is refused while another of the pods uses it.
 	Pods []corev1.Pod
 	Pod  types.UID
 
-	// Path is where the claim is in QEMU's mount namespace: the block device, or the directory at
-	// which its file system is mounted. "": the claim is not mounted.
+	// Path is the path of the claim in QEMU's mount namespace: the block device, or the mount point
+	// of its file system. "": the claim is not mounted.
 	Path string
 
-	// Username is the user of a volume whose secret has it: under node.session.auth.username for
-	// iSCSI with CHAP, under userID for Ceph's CSI driver.
+	// Username is the user of a volume with a secret: node.session.auth.username of the secret for
+	// iSCSI with CHAP, userID for Ceph's CSI driver.
 	Username string
 	// SecretUsage names the libvirt secret for a Kubernetes secret. nil: NAMESPACE.NAME. The caller
-	// defines that secret with the value of node.session.auth.password, or the key of the Ceph
-	// user.
+	// defines the libvirt secret with the value of node.session.auth.password, or with the key of
+	// the Ceph user.
 	SecretUsage func(corev1.SecretReference) string
 	// Monitors returns the monitors of a Ceph cluster, HOST or HOST:PORT, by the cluster's ID in
 	// the volumes of the CSI driver. nil: volumes of that driver are refused unless Path is given.
 	Monitors func(clusterID string) ([]string, error)
 }
 
-// Disk returns the <disk> element of a claim. volume is the one that the claim is bound to. Who may
-// use the disk follows from the claim's access modes: with ReadWriteMany it is shareable, with
+// Disk returns the <disk> element of a claim. volume is the volume that the claim is bound to. The
+// claim's access modes decide who may use the disk: with ReadWriteMany it is shareable, with
 // ReadOnlyMany alone it is shareable and read-only, and with ReadWriteOnce or ReadWriteOncePod no
 // other pod may use it.
 func Disk(c *corev1.PersistentVolumeClaim, volume *corev1.PersistentVolume, opt Options) (
@@ -65,8 +65,8 @@ func Disk(c *corev1.PersistentVolumeClaim, volume *corev1.PersistentVolume, opt 
 	return disk, nil
 }
 
-// checkBound refuses a volume that is not the claim's. The UID tells a claim from an earlier one of
-// the same name, whose data the volume may hold.
+// checkBound refuses a volume that is not the claim's. The UID distinguishes a claim from an
+// earlier one with the same name, whose data the volume may hold.
 func checkBound(c *corev1.PersistentVolumeClaim, volume *corev1.PersistentVolume) error {
 	switch {
 	case c.Status.Phase == corev1.ClaimLost:
@@ -91,7 +91,7 @@ func checkBound(c *corev1.PersistentVolumeClaim, volume *corev1.PersistentVolume
 	return nil
 }
 
-// accessOf decides who may use the disk.
+// accessOf returns the access that the disk gives to other machines.
 func accessOf(c *corev1.PersistentVolumeClaim, opt Options) (libvirt.Storage, error) {
 	modes := c.Status.AccessModes
 	if len(modes) == 0 {
@@ -117,8 +117,8 @@ func accessOf(c *corev1.PersistentVolumeClaim, opt Options) (libvirt.Storage, er
 	return libvirt.Storage{}, refuse(c, Invalid, "its access modes %v are not known", modes)
 }
 
-// userOf is the name of another pod that may write to a claim, or "". A pod that has ended does
-// not; one that is being deleted still may.
+// userOf is the name of another pod that may write to a claim, or "". A pod that has ended does not
+// count, but one that is being deleted does.
 func userOf(c *corev1.PersistentVolumeClaim, opt Options) string {
 	for _, pod := range opt.Pods {
 		if pod.Namespace != c.Namespace || pod.UID == opt.Pod ||
@@ -143,14 +143,14 @@ type source struct {
 	auth   *libvirtxml.DomainDiskAuth
 }
 
-// readOnly reports whether a volume says that nobody writes to it. Where it is mounted, QEMU could
-// not open it for writing either.
+// readOnly reports whether a volume may not be written by anybody. If it is mounted, QEMU could not
+// open it for writing anyway.
 func readOnly(v *corev1.PersistentVolumeSpec) bool {
 	return v.ISCSI != nil && v.ISCSI.ReadOnly || v.RBD != nil && v.RBD.ReadOnly ||
 		v.CSI != nil && v.CSI.ReadOnly || v.NFS != nil && v.NFS.ReadOnly
 }
 
-// diskName is the disk on a claim with a file system.
+// diskName is the file of the disk on a claim with a file system.
 const diskName = "disk.img"
 
 // sourceOf finds the object that QEMU opens. A volume with a file system is always used by its
@@ -193,7 +193,7 @@ func direct(c *corev1.PersistentVolumeClaim, volume *corev1.PersistentVolume, op
 		return iscsi(c, opt, t)
 	case v.CSI != nil && v.CSI.Driver == rbdDriver:
 		if opt.Monitors == nil || v.CSI.VolumeAttributes["encrypted"] == "true" {
-			break // QEMU does not know how the driver encrypts
+			break // QEMU does not know the driver's encryption
 		}
 		i, err := fromRBDDriver(v.CSI, opt.Monitors)
 		if err != nil {

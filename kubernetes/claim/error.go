@@ -6,7 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Reason says why a claim is not a disk, for programs.
+// Reason tells a program why a claim cannot become a disk.
 type Reason string
 
 // The reasons.
@@ -18,7 +18,7 @@ const (
 	Invalid     Reason = "Invalid"           // the claim, the volume or the options are wrong
 )
 
-// Error is why a claim is not a disk.
+// Error is the reason why a claim cannot become a disk.
 type Error struct {
 	Reason    Reason
 	Namespace string

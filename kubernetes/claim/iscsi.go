@@ -65,7 +65,7 @@ func fromISCSIDriver(v *corev1.CSIPersistentVolumeSource) (iscsiTarget, error) {
 	return t, nil
 }
 
-// add adds portals that are not there yet.
+// add adds new portals.
 func (t *iscsiTarget) add(portals []string) {
 	for _, p := range portals {
 		if !slices.Contains(t.portals, p) {
@@ -74,7 +74,7 @@ func (t *iscsiTarget) add(portals []string) {
 	}
 }
 
-// iscsi is how QEMU opens a LUN. LUN 0 is one, too: other targets have it.
+// iscsi is QEMU's source for a LUN. LUN 0 is allowed, because other targets have it.
 func iscsi(c *corev1.PersistentVolumeClaim, opt Options, t iscsiTarget) (source, error) {
 	var wrong []error
 	network := &libvirtxml.DomainDiskSourceNetwork{Protocol: "iscsi"}
@@ -87,7 +87,7 @@ func iscsi(c *corev1.PersistentVolumeClaim, opt Options, t iscsiTarget) (source,
 		network.Hosts = append(network.Hosts, libvirtxml.DomainDiskSourceHost{Name: portal.Host,
 			Port: strconv.Itoa(int(cmp.Or(portal.Port, libvirt.DefaultPort)))})
 	}
-	// Targets of others have names with capitals, and know themselves by no others.
+	// Other targets have names with capitals, and accept no other spelling.
 	wrong = append(wrong, libvirt.CheckName(strings.ToLower(t.name)))
 	if t.lun < 0 || t.lun > libvirt.MaxLUN {
 		wrong = append(wrong, fmt.Errorf("%d is not a LUN: want 0 to %d", t.lun, libvirt.MaxLUN))
@@ -118,7 +118,7 @@ func iscsi(c *corev1.PersistentVolumeClaim, opt Options, t iscsiTarget) (source,
 }
 
 // inNamespace completes a reference of Kubernetes' own volumes: without a namespace, the secret is
-// in that of the claim.
+// in the namespace of the claim.
 func inNamespace(ref *corev1.SecretReference, namespace string) *corev1.SecretReference {
 	if ref == nil {
 		return nil

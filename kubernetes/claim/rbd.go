@@ -34,8 +34,8 @@ func fromRBD(v *corev1.RBDPersistentVolumeSource, namespace string) rbdImage {
 var handlePattern = regexp.MustCompile(`^[0-9a-f]{4}-[0-9a-f]{4}-.+-[0-9a-f]{16}-` +
 	`([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$`)
 
-// fromRBDDriver reads the attributes of the CSI driver's volumes. The names of the monitors are in
-// the driver's configuration only.
+// fromRBDDriver reads the attributes of the CSI driver's volumes. The names of the monitors are
+// only in the driver's configuration.
 func fromRBDDriver(v *corev1.CSIPersistentVolumeSource, monitors func(string) ([]string, error)) (
 	rbdImage, error) {
 	a := v.VolumeAttributes
@@ -60,7 +60,7 @@ func fromRBDDriver(v *corev1.CSIPersistentVolumeSource, monitors func(string) ([
 	return i, nil
 }
 
-// rbd is how QEMU opens an RBD image.
+// rbd is QEMU's source for an RBD image.
 func rbd(c *corev1.PersistentVolumeClaim, opt Options, i rbdImage) (source, error) {
 	var wrong []error
 	network := &libvirtxml.DomainDiskSourceNetwork{Protocol: "rbd", Name: i.pool + "/" + i.name}

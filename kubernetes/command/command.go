@@ -177,8 +177,8 @@ func (s *settings) run(ctx context.Context, stderr io.Writer) error {
 	return nil
 }
 
-// config says how to reach the API server. It sets no rate limit, because a limit here would slow
-// down a backlog: the API server has its own priority and fairness.
+// config returns the configuration for the API server. It sets no rate limit, because a limit here
+// would slow down a backlog: the API server has its own priority and fairness.
 func (s *settings) config() (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", s.kubeconfig)
 	if err != nil {
@@ -210,8 +210,7 @@ func (s *settings) manager(config *rest.Config) (ctrl.Manager, error) {
 		LeaderElection:          s.leaderElect,
 		LeaderElectionID:        leaseName,
 		LeaderElectionNamespace: s.leaseSpace,
-		// The process ends when the manager does, so none of it still works when the next leader
-		// starts.
+		// The process ends with the manager, so it has stopped working when the next leader starts.
 		LeaderElectionReleaseOnCancel: true,
 	})
 	if err != nil {

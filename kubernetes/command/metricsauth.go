@@ -13,15 +13,15 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 )
 
-// authenticated lets only those read the metrics who have a token of the cluster and the right to
-// get the path. The API server decides both. Its libraries have such a filter, too, which would
-// make the program larger by a third.
+// authenticated lets a client read the metrics if it has a token of the cluster and the right to
+// get the path. The API server decides both. A filter in its libraries would make the program
+// larger by a third.
 func authenticated(config *rest.Config, http *http.Client) (metricsserver.Filter, error) {
 	c, err := client.New(config, client.Options{HTTPClient: http})
 	return filter(c), err
 }
 
-// atOnce is how many requests may ask the API server at once. Others wait.
+// atOnce is the number of simultaneous questions to the API server. Other requests wait.
 const atOnce = 2
 
 func filter(c client.Writer) metricsserver.Filter {

@@ -106,8 +106,8 @@ func secretFlag(cmd *cobra.Command, file *string) {
 		"`file` with the shared secret that encrypts the connection")
 }
 
-// moving runs a command that can be interrupted. Once it runs, an error is a failure, not wrong
-// usage.
+// moving runs a command that can be interrupted. An error of the running command is a failure, not
+// wrong usage.
 func moving(cmd *cobra.Command, file string,
 	do func(context.Context, transfer.Secret) error) error {
 	if file == "" {

@@ -29,8 +29,8 @@ type Disk struct {
 	// Size of the disk in bytes, a multiple of its blocks and at least that of the image. 0: that
 	// of the image.
 	Size int64
-	// BlockSize is the length of a logical block in bytes, 512 or 4096. 0: what the disk has had so
-	// far, or 512. AddToDomain cannot know what it had, and takes 0 for 512.
+	// BlockSize is the length of a logical block in bytes, 512 or 4096. 0: that of the existing
+	// disk, or 512. AddToDomain cannot know that of the disk, and takes 0 for 512.
 	BlockSize int
 	// Filled says that the disk's claim holds the whole disk already. With Pod.Server, the pod then
 	// has no volume with the image.
@@ -40,9 +40,9 @@ type Disk struct {
 	UsageType string
 }
 
-// Parse returns the container disks of a VM specification, in order. Disks of other types are left
-// out. The argument is what a YAML or JSON decoder makes of the text: the object with
-// spec.domain.devices.disks, or the map that has "disks".
+// Parse returns the container disks of a VM specification, in order. It leaves out other types. The
+// argument is decoded YAML or JSON: the object with spec.domain.devices.disks, or the map with
+// "disks".
 func Parse(document map[string]any) ([]Disk, error) {
 	path := ""
 	for _, key := range []string{"spec", "domain", "devices"} {
@@ -118,7 +118,7 @@ const maxDisks = 64
 // sector is the unit of a size, in bytes.
 const sector = 512
 
-// check finds mistakes in disks, whoever made them. path is the place of the list.
+// check finds mistakes in disks from any source. path is the place of the list.
 func check(disks []Disk, path string) error {
 	var p problems
 	if len(disks) > maxDisks {
@@ -151,10 +151,10 @@ func check(disks []Disk, path string) error {
 	return p.err()
 }
 
-// notInReference says that no image reference has a character.
+// notInReference reports whether a character cannot be in an image reference.
 func notInReference(r rune) bool { return r <= ' ' || r > '~' }
 
-// problems collects everything that is wrong with a document.
+// problems collects all errors in a document.
 type problems struct{ list []error }
 
 func (p *problems) add(field, format string, args ...any) {

@@ -1,7 +1,7 @@
-// Package vmdisk puts container disks into a virtual machine: disks whose image is a container
-// image, FROM kubevirt.io:disk, that a container of the VM's pod serves.
+// Package vmdisk puts container disks into a virtual machine. The image of such a disk is a
+// container image, FROM kubevirt.io:disk, and a container in the VM's pod serves the disk.
 //
-// A VM specification names them like this, and other disks beside them:
+// A VM specification lists them like this, together with other disks:
 //
 //	disks:
 //	  - type: ContainerRegistryDisk:v1alpha
@@ -10,10 +10,10 @@
 //	    target:
 //	      device: sda
 //
-// Parse reads that. Whoever makes the pod then calls AddToPod, and whoever makes the domain calls
-// AddToDomain, with the same disks in the same order: the place of a disk in the list decides its
-// port. Nothing else has to be exchanged between the two.
+// Parse reads this list. The program that makes the pod then calls AddToPod, and the one that makes
+// the domain calls AddToDomain, with the same disks in the same order: the place of a disk in the
+// list decides its port. The two need not exchange anything else.
 //
-// Both change their argument completely, or return an error and do not change it. An error reports
-// everything that is wrong: it joins a libvirt.FieldError for each field.
+// Both functions change their argument completely, or return an error and do not change it. The
+// error joins a libvirt.FieldError for each wrong field.
 package vmdisk

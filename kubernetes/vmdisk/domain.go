@@ -18,21 +18,21 @@ const FirstPagesPort = 9260
 // loopback is the address of a disk in the pod of its VM.
 const loopback = "127.0.0.1"
 
-// Domain says how the domain of a VM reaches the disks of its pod.
+// Domain describes how the domain of a VM reaches the disks of its pod.
 type Domain struct {
 	// Host is where the disks listen: an address, or a DNS name. "": the VM runs in the pod itself,
 	// and uses 127.0.0.1.
 	Host string
 	// Credential is the CHAP user, and the libvirt secret that holds the password.
 	Credential libvirt.Credential
-	// Initiator is the iSCSI name that QEMU logs in with, which libvirt.InitiatorName makes. "":
-	// QEMU's own.
+	// Initiator is the iSCSI name with which QEMU logs in, from libvirt.InitiatorName. "": QEMU's
+	// own.
 	Initiator string
 }
 
 // AddToDomain adds the disks to a domain, and a virtio controller for SCSI if a disk needs one and
-// there is none. They have what all virtio devices of the domain have: see libvirt.Virtio. It is
-// what a virt-handler calls.
+// there is none. They get the settings of the domain's other virtio devices: see libvirt.Virtio. A
+// virt-handler calls it.
 func AddToDomain(devices *libvirtxml.DomainDeviceList, disks []Disk, d Domain) error {
 	if err := check(disks, "disks"); err != nil {
 		return err
@@ -76,7 +76,7 @@ func hasController(devices *libvirtxml.DomainDeviceList) bool {
 	})
 }
 
-// lun is the LUN that the container of the disk at a place of the list serves.
+// lun is the LUN of the disk with this place in the list.
 func (d Disk) lun(host string, place int, credential libvirt.Credential) libvirt.LUN {
 	return libvirt.LUN{
 		Portals:    []libvirt.Portal{{Host: host, Port: uint16(firstPort + place)}},

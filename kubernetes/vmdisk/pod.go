@@ -15,13 +15,13 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// DiskUser is the user, and the group, of everything that kubevirt-disk does in a pod.
+// DiskUser is the user and the group of all processes of kubevirt-disk in a pod.
 const DiskUser = 107
 
-// workDir is where the container of kubevirt.io:disk works.
+// workDir is the work directory of the container of kubevirt.io:disk.
 const workDir = "/var/lib/kubevirt-disk"
 
-// VolumeDir is where a container has the claim of its disk, and ImageDir where it has the image.
+// VolumeDir is the path of the disk's claim in a container, and ImageDir that of the image.
 const (
 	VolumeDir = "/data"
 	ImageDir  = "/disk"
@@ -34,11 +34,11 @@ const (
 	EnvBlockSize = "BLOCK_SIZE"
 )
 
-// Pod says how the containers of a pod serve its disks.
+// Pod has the settings of the containers of a pod that serve its disks.
 type Pod struct {
 	// Server is the container image of kubevirt-disk that serves the disks. The image of a disk is
 	// then a read-only image volume (Kubernetes 1.33 and later), of which only /disk is read: any
-	// containerDisk will do, and nothing of it is run. "": the image of a disk runs, and has to be
+	// containerDisk will do, and no program in it runs. "": the image of a disk runs, and has to be
 	// FROM kubevirt.io:disk.
 	Server string
 	// Secret is the name of the Kubernetes secret with the CHAP credential, of type
@@ -46,15 +46,16 @@ type Pod struct {
 	Secret string
 	// Remote lets machines beyond the pod log in, for example a QEMU in another pod of the node.
 	Remote bool
-	// Claims are volume claims that keep disks, by device. Writes to other disks end with the pod.
+	// Claims are volume claims for the disks, by device. Writes to other disks are lost with the
+	// pod.
 	Claims map[string]string
-	// SizeAnnotation is the annotation of the pod that says how many bytes a disk without Size has.
-	// Nobody need set it: "" is the size of the image, or what the disk has already.
+	// SizeAnnotation is the annotation of the pod with the size in bytes of a disk without Size. If
+	// it is not set, the size is that of the image, or of the existing disk.
 	SizeAnnotation string
 	// BlockSizeAnnotation is the same for disks without BlockSize.
 	BlockSizeAnnotation string
-	// UsageTypes are the kinds of storage that disks can choose for what is written: by name, the
-	// volume that a disk gets, such as a generic ephemeral volume of a storage class. A disk that
+	// UsageTypes are the kinds of storage that disks can choose for the guest's writes: by name,
+	// the volume for the disk, such as a generic ephemeral volume of a storage class. A disk that
 	// chooses none gets an emptyDir.
 	UsageTypes map[string]corev1.VolumeSource
 	// Resources of each container; without any: 100m of a processor and 128Mi of memory, at most
@@ -63,14 +64,14 @@ type Pod struct {
 	PullPolicy corev1.PullPolicy // "": Kubernetes' default
 }
 
-// AddToPod adds to a pod the containers that serve the disks, and the volumes that they need. It is
-// what a virt-controller calls.
+// AddToPod adds to a pod the containers that serve the disks, and their volumes. A virt-controller
+// calls it.
 //
 // The containers are init containers that keep running (Kubernetes 1.29 and later). They come
 // first, so the pod's own containers start when every disk can be used, and end before them. They
 // fit into a namespace with the pod security standard "restricted". If a claim is used and the pod
 // has no fsGroup, it becomes the group of the disks' user, so that the volume can be written. The
-// API server refuses a pod that has a container or a volume with one of the same names.
+// API server refuses a pod that already has a container or a volume with one of the same names.
 func AddToPod(spec *corev1.PodSpec, disks []Disk, p Pod) error {
 	if err := check(disks, "disks"); err != nil {
 		return err
@@ -120,8 +121,8 @@ func AddToPod(spec *corev1.PodSpec, disks []Disk, p Pod) error {
 	return nil
 }
 
-// container is the container of the disk at a place of the list, with its volumes. The container
-// and its work volume have the same name.
+// container returns the container of the disk with this place in the list, and its volumes. The
+// container and its work volume have the same name.
 func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 	name := "disk-" + d.Device
 	pages := "pages-" + d.Device
@@ -188,7 +189,7 @@ func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 			{Name: "iscsi-" + d.Device, ContainerPort: int32(firstPort + place)},
 			{Name: pages, ContainerPort: int32(FirstPagesPort + place)},
 		},
-		// The image is read and checked before it is served. This allows 10 minutes for it.
+		// The image is read and checked before it is served. This may take 10 minutes.
 		StartupProbe:    probe("/readyz", pages, 2, 300),
 		ReadinessProbe:  probe("/readyz", pages, 10, 3),
 		LivenessProbe:   probe("/healthz", pages, 10, 6),
@@ -198,8 +199,8 @@ func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 	}, volumes
 }
 
-// Restricted is what Kubernetes' Pod Security Standard of this name asks of a container, which also
-// writes nothing outside its volumes.
+// Restricted is the security context for Kubernetes' Pod Security Standard of this name. The
+// container also cannot write outside its volumes.
 func Restricted() *corev1.SecurityContext {
 	return &corev1.SecurityContext{
 		AllowPrivilegeEscalation: new(false),
