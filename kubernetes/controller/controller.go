@@ -38,7 +38,7 @@ import (
 // Options are the settings of all controllers.
 type Options struct {
 	objects.Options
-	// Signatures says whose signatures images must have. The zero value: nobody's.
+	// Signatures has the required signatures of images. The zero value: none.
 	Signatures verify.Options
 }
 
@@ -47,7 +47,7 @@ func Optional() []string {
 	return []string{objects.Exports, objects.Pets, objects.Services, objects.Snapshots}
 }
 
-// Check returns what is wrong with the options, in words for the person who set them.
+// Check returns the errors in the options, in words for the person who set them.
 func (o Options) Check() error {
 	if o.ClaimSize.Sign() <= 0 {
 		return fmt.Errorf("claim-size: %s is not above 0: write it as 20Gi", &o.ClaimSize)
@@ -69,11 +69,11 @@ func (o Options) Check() error {
 	return nil
 }
 
-// Setup adds every controller to a manager that was made with Scheme and Cache. Check has found
-// nothing wrong with the options.
+// Setup adds every controller to a manager that was made with Scheme and Cache. The caller has
+// called Check.
 func Setup(mgr ctrl.Manager, o Options) error {
-	// Several controllers look for the pods of an identity. A cache that is not started yet waits
-	// for nothing.
+	// Several controllers look for the pods of an identity. This does not wait for the cache, which
+	// is not started yet.
 	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &corev1.Pod{},
 		objects.IndexIdentity, objects.ByIdentity); err != nil {
 		return err
@@ -120,8 +120,8 @@ func Cache(namespaces ...string) (cache.Options, error) {
 	ours := cache.ByObject{Label: labels.NewSelector().Add(*exists)}
 	o := cache.Options{
 		ReaderFailOnMissingInformer: true,
-		// Nothing here needs to know who owns which field, and that is half of a small object's
-		// memory.
+		// The controllers do not need the owners of fields, which take half of the memory of a
+		// small object.
 		DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Pod{}:                   ours,

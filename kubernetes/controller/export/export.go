@@ -30,7 +30,7 @@ type Reconciler struct{ objects.Kit }
 // policy is the name of the admission policy that compares an export with its VMIdentity.
 const policy = "exports.controller." + v1alpha1.Group
 
-// pollInterval is the time between two looks at what no event announces.
+// pollInterval is the time between two checks of state that no event announces.
 const pollInterval = 10 * time.Second
 
 // Reconcile does the next step of the export of one identity.
@@ -57,17 +57,17 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: requeueAfter}, r.Report(ctx, before, id)
 }
 
-// not is a condition that says why the disk is not exported.
+// not is a condition with the reason why the disk is not exported.
 func not(reason, format string, args ...any) *metav1.Condition {
 	return &metav1.Condition{Status: metav1.ConditionFalse, Reason: reason,
 		Message: fmt.Sprintf(format, args...)}
 }
 
-// step does the next step, and returns the condition (nil: none), and when to look again.
+// step does the next step, and returns the condition (nil: none), and the time of the next check.
 func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*metav1.Condition,
 	time.Duration, error) {
 	if r.Options.Off(objects.Exports) {
-		id.Status.Export = nil // no pod waits for it
+		id.Status.Export = nil // no pod has to wait for it
 		return not(v1alpha1.ReasonInvalid, "exports are turned off (--without=exports)"), 0, nil
 	}
 	wanted := ""
@@ -91,7 +91,7 @@ func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*metav1
 	case err != nil:
 		return nil, 0, err
 	case job == nil && !id.Status.Export.Running:
-		// It failed, and somebody has deleted it.
+		// It failed, and its Job was deleted.
 		id.Status.Export = nil
 		return not(v1alpha1.ReasonExporting, "the export begins again"), 0, nil
 	case job == nil:
@@ -107,8 +107,8 @@ func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*metav1
 	return r.running(ctx, id, job)
 }
 
-// begin gives the disk to the export, if nobody has it. The write of the status fails if a pod has
-// got the disk meanwhile.
+// begin gives the disk to the export, if it is free. The write of the status fails if a pod has got
+// the disk meanwhile.
 func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity) (*metav1.Condition,
 	time.Duration, error) {
 	if id.Spec.Attachment == v1alpha1.Service {
@@ -143,7 +143,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity) (*metav
 			"ended. To export it now, take a VMIdentitySnapshot, and export a VMIdentity that "+
 			"begins from it", user), pollInterval, nil
 	}
-	// A machine need not wait for what may never be allowed.
+	// Check this first: a machine need not stop for a Job that is never allowed.
 	if c, err := r.refused(ctx, id, client.DryRunAll); c != nil ||
 		client.IgnoreAlreadyExists(err) != nil {
 		return c, time.Minute, err
@@ -159,17 +159,18 @@ func (r *Reconciler) createJob(ctx context.Context, id *v1alpha1.VMIdentity) (*m
 	time.Duration, error) {
 	if c, err := r.refused(ctx, id); c != nil || err != nil {
 		id.Status.Export = nil
-		return c, time.Minute, err // also if the cache is late
+		return c, time.Minute, err // even if the cache is late
 	}
 	return not(v1alpha1.ReasonExporting, "Job %s is made", jobName(id)), 0, nil
 }
 
-// refused makes the Job, or only tries to, and returns why the API server does not allow it.
+// refused makes the Job, or tries it in a dry run, and returns why the API server does not allow
+// it.
 func (r *Reconciler) refused(ctx context.Context, id *v1alpha1.VMIdentity,
 	options ...client.CreateOption) (*metav1.Condition, error) {
 	job := newJob(id, r.Options.Server)
 	err := r.Client.Create(ctx, job, append(options, client.FieldOwner(v1alpha1.FieldManager))...)
-	// If the policy says so, the API server does not know spec.export yet.
+	// If the policy refuses it, the API server does not know spec.export yet.
 	passes := apierrors.IsForbidden(err) && strings.Contains(err.Error(), policy)
 	if _, message := objects.Refused(err, "the Job "+job.Name); message != "" && !passes {
 		return not(v1alpha1.ReasonExportFailed, "%s", message), nil
@@ -182,7 +183,7 @@ func (r *Reconciler) refused(ctx context.Context, id *v1alpha1.VMIdentity,
 
 var digest = regexp.MustCompile(`^sha256:[a-f0-9]{64}$`)
 
-// running reports how far a Job is.
+// running reports the progress of a Job.
 func (r *Reconciler) running(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job) (
 	*metav1.Condition, time.Duration, error) {
 	e, ended := id.Status.Export, objects.Ended(job)
@@ -216,8 +217,8 @@ func exported(e *v1alpha1.ExportStatus) *metav1.Condition {
 		Message: fmt.Sprintf("the disk is in %s, by the digest %s", e.Reference, e.Digest)}
 }
 
-// end ends an export that nobody asks for any more. The disk is free when its Job has gone, after
-// its pods: a Job that the cache does not know yet could still make some.
+// end ends an export that is not requested any more. The disk is free when its Job is gone, after
+// its pods: a Job that is not in the cache yet could still make some.
 func (r *Reconciler) end(ctx context.Context, id *v1alpha1.VMIdentity, name string) (
 	*metav1.Condition, time.Duration, error) {
 	job, err := objects.Find[batchv1.Job](ctx, r.Live, "Job", client.ObjectKey{
@@ -251,7 +252,7 @@ func (r *Reconciler) end(ctx context.Context, id *v1alpha1.VMIdentity, name stri
 	return not(v1alpha1.ReasonExporting, "the earlier export has ended"), 0, nil
 }
 
-// job reads a Job. It is in the cache by its label.
+// job reads a Job. The Job is in the cache because of its label.
 func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name string) (*batchv1.Job,
 	error) {
 	return objects.Find[batchv1.Job](ctx, r.Client, "Job", client.ObjectKey{
@@ -272,11 +273,11 @@ func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 
 const (
 	retries = 2
-	// The kubelet takes what is in this file to the status of the pod.
+	// The kubelet copies the content of this file to the status of the pod.
 	digestFile = corev1.TerminationMessagePathDefault
 )
 
-// jobName is the name of the Job that does what the spec of an identity asks for.
+// jobName is the name of the Job for the export in the spec of an identity.
 func jobName(id *v1alpha1.VMIdentity) string {
 	e := id.Spec.Export
 	text := fmt.Appendf(nil, "%s\n%s\n%s\n%s\n%v", id.Name, id.UID, e.Reference, e.SecretName,
@@ -288,7 +289,7 @@ func jobName(id *v1alpha1.VMIdentity) string {
 	return "vmexport-" + hex.EncodeToString(sum[:10])
 }
 
-// args are the command's. The layers of the disk's image come from its registry.
+// args are the arguments of the command. The layers of the disk's image come from its registry.
 func args(id *v1alpha1.VMIdentity) []string {
 	all := []string{"commit", id.Spec.Export.Reference, "--persistent-dir=" + vmdisk.VolumeDir,
 		"--digest-file=" + digestFile}
@@ -296,7 +297,7 @@ func args(id *v1alpha1.VMIdentity) []string {
 	case !id.Spec.Export.Flat && id.Spec.Image != "" && !id.Spec.FromAddress():
 		return append(all, "--onto="+id.Spec.Image)
 	case id.Spec.Image != "" && id.Spec.Population != v1alpha1.Snapshot:
-		// What was not copied from the image yet comes from there.
+		// Blocks that were not copied from the image yet come from there.
 		all = append(all, "--image="+id.Spec.Image)
 	}
 	return append(all, "--flat", "--base=none")

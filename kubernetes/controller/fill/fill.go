@@ -22,8 +22,8 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// Keys returns the keys of which one must have signed an image that is fetched in a namespace, or a
-// reason why it may not be fetched. No keys: nothing is asked.
+// Keys returns the keys for an image that is fetched in a namespace, one of which must have signed
+// it, or a reason why the image may not be fetched. No keys: no signature is required.
 type Keys func(ctx context.Context, namespace, image string) (keys []signature.Key, reason,
 	message string, err error)
 
@@ -33,39 +33,39 @@ type Reconciler struct {
 	objects.Kit
 	// Claims reads all claims from a cache, with index indexImage.
 	Claims client.Reader
-	// Ask asks the pod that fetches a disk how far it is.
+	// Ask asks the pod that fetches a disk for its progress.
 	Ask func(ctx context.Context, address string) (status.Progress, error)
-	// Keys are those that images must be signed by. nil: nothing is asked of any.
+	// Keys returns the keys for images. nil: no signature is required.
 	Keys Keys
 
 	told objects.Once
 }
 
 const (
-	// pollInterval is the time between two looks at what no event announces.
+	// pollInterval is the time between two checks of state that no event announces.
 	pollInterval = 5 * time.Second
-	// afterFailed is the wait before a Job that failed is made again.
+	// afterFailed is the wait before a failed Job is made again.
 	afterFailed = 5 * time.Minute
-	// askTime is how long pods may take to say how far they are.
+	// askTime is how long pods may take to report their progress.
 	askTime = 2 * time.Second
 )
 
-// state is how far a claim is.
+// state is the progress of a claim.
 type state struct {
 	claim           *corev1.PersistentVolumeClaim
 	reason, message string
 	progress        string
 	requeueAfter    time.Duration // 0: an event announces the next step
-	pod             *corev1.Pod   // that can be asked how far it is; nil: none
+	pod             *corev1.Pod   // the pod to ask for its progress; nil: none
 }
 
-// after has the claim looked at again after that time.
+// after schedules the next check of the claim.
 func (s *state) after(d time.Duration) *state {
 	s.requeueAfter = d
 	return s
 }
 
-// is is the state of a claim that has this reason and message.
+// is returns the state of a claim with this reason and message.
 func is(reason, format string, args ...any) *state {
 	return &state{reason: reason, message: fmt.Sprintf(format, args...)}
 }
@@ -130,7 +130,7 @@ func statusOf(all []*state) (list []v1alpha1.ClaimStatus) {
 	return list[:min(len(list), maxListed)]
 }
 
-// tell sends an event of each claim for each new state, and at each quarter of the way.
+// tell sends an event for each new state of a claim, and at each quarter of the way.
 func (r *Reconciler) tell(all []*state) {
 	type news struct {
 		claim        types.UID
@@ -155,12 +155,12 @@ func eventType(reason string) string {
 	return corev1.EventTypeWarning
 }
 
-// step does the next step for a claim. nil: there is nothing to do, or to say. image is nil if
+// step does the next step for a claim. nil: there is nothing to do or to report. image is nil if
 // there is none.
 func (r *Reconciler) step(ctx context.Context, name string, image *v1alpha1.VMImage,
 	claim *corev1.PersistentVolumeClaim) (*state, error) {
 	if claim.DeletionTimestamp != nil {
-		return nil, nil // what belongs to it is collected
+		return nil, nil // the garbage collector deletes its objects
 	}
 	made, err := r.made(ctx, claim)
 	if err != nil {
@@ -205,11 +205,11 @@ func (r *Reconciler) step(ctx context.Context, name string, image *v1alpha1.VMIm
 	return r.running(ctx, made.job)
 }
 
-// made is what was made to fill a claim.
+// made has the objects that were made to fill a claim.
 type made struct {
 	claim   *corev1.PersistentVolumeClaim
 	job     *batchv1.Job
-	strange string // the kind of an object that has the name, and is not of the claim
+	strange string // the kind of an object of another owner with the name
 }
 
 func (r *Reconciler) made(ctx context.Context, claim *corev1.PersistentVolumeClaim) (m made,
@@ -234,7 +234,7 @@ func (r *Reconciler) made(ctx context.Context, claim *corev1.PersistentVolumeCla
 // annotationNode is on a claim: the node that the scheduler has chosen for its first consumer.
 const annotationNode = "volume.kubernetes.io/selected-node"
 
-// wait returns why there can be no volume yet, or nil.
+// wait returns why there cannot be a volume yet, or nil.
 func (r *Reconciler) wait(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*state,
 	error) {
 	name := claim.Spec.StorageClassName
@@ -259,9 +259,9 @@ func (r *Reconciler) wait(ctx context.Context, claim *corev1.PersistentVolumeCla
 	return nil, nil
 }
 
-// signed returns a VMImage with the keys that its image must be signed by: its own that the policy
-// of the namespace admits, or those of the policy if it names none. A state says why the image may
-// not be fetched.
+// signed returns a VMImage with the keys of which one must have signed its image: its own ones that
+// the namespace's policy admits, or those of the policy if it names none. A state tells why the
+// image may not be fetched.
 func (r *Reconciler) signed(ctx context.Context, image *v1alpha1.VMImage) (*v1alpha1.VMImage,
 	*state, error) {
 	if r.Keys == nil {

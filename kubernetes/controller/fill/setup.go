@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// indexImage is the index of claims by the VMImage that they begin from.
+// indexImage is the index of claims by the VMImage that is their source.
 const indexImage = v1alpha1.Group + "/claim-image"
 
 // byImage returns the keys of a claim in indexImage.
@@ -27,8 +27,8 @@ func byImage(o client.Object) []string {
 	return nil
 }
 
-// Setup adds the controller to a manager. It has a cache of its own: that of the manager has only
-// the claims of identities.
+// Setup adds the controller to a manager. It has its own cache, because that of the manager has
+// only the claims of identities.
 func Setup(mgr ctrl.Manager, kit objects.Kit, keys Keys) error {
 	all := cache.Options{Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
 		HTTPClient: mgr.GetHTTPClient(), ByObject: map[client.Object]cache.ByObject{
@@ -58,7 +58,7 @@ func Setup(mgr ctrl.Manager, kit objects.Kit, keys Keys) error {
 		Complete(objects.Reconciler(r))
 }
 
-// ofImage requests the VMImage that a claim begins from, or for which a Job or a claim was made.
+// ofImage requests the VMImage of a claim, or of a Job or claim that fills one.
 func ofImage(_ context.Context, o client.Object) []reconcile.Request {
 	name := o.GetAnnotations()[annotationImage]
 	if claim, ok := o.(*corev1.PersistentVolumeClaim); ok && imageOf(claim) != "" {

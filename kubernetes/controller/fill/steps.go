@@ -35,7 +35,7 @@ func (r *Reconciler) create(ctx context.Context, o client.Object) (*state, error
 	return nil, fmt.Errorf("making %s: %w", o.GetName(), err)
 }
 
-// give gives the volume that was filled to the claim that waits for it.
+// give gives the filled volume to the claim that waits for it.
 func (r *Reconciler) give(ctx context.Context, claim, filled *corev1.PersistentVolumeClaim) (
 	*state, error) {
 	binding := is(v1alpha1.ReasonFilling, "the volume is filled, and given to the claim").
@@ -66,7 +66,7 @@ func (r *Reconciler) give(ctx context.Context, claim, filled *corev1.PersistentV
 	})
 }
 
-// liveClaim returns a claim as the API server has it, or nil if it is another one now.
+// liveClaim reads a claim from the API server. It returns nil if another one has the name now.
 func (r *Reconciler) liveClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) (
 	*corev1.PersistentVolumeClaim, error) {
 	now, err := objects.Find[corev1.PersistentVolumeClaim](ctx, r.Live, "claim",
@@ -77,7 +77,7 @@ func (r *Reconciler) liveClaim(ctx context.Context, claim *corev1.PersistentVolu
 	return now, err
 }
 
-// clean deletes what has filled a claim that has its volume.
+// clean deletes the objects that have filled a claim, when the claim has its volume.
 func (r *Reconciler) clean(ctx context.Context, image string, claim *corev1.PersistentVolumeClaim,
 	m made) (*state, error) {
 	if claim.Status.Phase != corev1.ClaimBound || m.claim == nil && m.job == nil {
@@ -103,7 +103,7 @@ func (r *Reconciler) clean(ctx context.Context, image string, claim *corev1.Pers
 		}
 	}
 	if m.job == nil {
-		return nil, nil // an event has told it
+		return nil, nil // an event has announced it
 	}
 	return s, nil
 }
@@ -113,7 +113,7 @@ func (r *Reconciler) deleteJob(ctx context.Context, job *batchv1.Job) error {
 	return objects.DeleteJob(ctx, r.Client, job, metav1.DeletePropagationForeground)
 }
 
-// failed says why a Job has failed. It is made again after a while.
+// failed reports why a Job has failed. The Job is made again after a while.
 func (r *Reconciler) failed(ctx context.Context, job *batchv1.Job, end batchv1.JobCondition) (
 	*state, error) {
 	said, err := objects.LastWords(ctx, r.Live, job, labelFill)
@@ -128,7 +128,7 @@ func (r *Reconciler) failed(ctx context.Context, job *batchv1.Job, end batchv1.J
 	return s.after(pollInterval), r.deleteJob(ctx, job)
 }
 
-// running says what a Job does.
+// running reports what a Job does.
 func (r *Reconciler) running(ctx context.Context, job *batchv1.Job) (*state, error) {
 	s := is(v1alpha1.ReasonFilling, "Job %s has no pod that runs: if that lasts, `kubectl "+
 		"describe job %[1]s` says why", job.Name).after(pollInterval)
@@ -156,7 +156,8 @@ func (r *Reconciler) running(ctx context.Context, job *batchv1.Job) (*state, err
 	return s, nil
 }
 
-// waitsFor is why the container of a pod does not start, as that a secret is missing, or "".
+// waitsFor is the reason why the container of a pod does not start, such as a missing secret, or
+// "".
 func waitsFor(pod *corev1.Pod) string {
 	for _, c := range pod.Status.ContainerStatuses {
 		if w := c.State.Waiting; w != nil && w.Message != "" {
@@ -166,8 +167,8 @@ func waitsFor(pod *corev1.Pod) string {
 	return ""
 }
 
-// progress asks the pods that fetch disks how far they are, all at once. Nothing is said of one
-// that does not answer in time.
+// progress asks all pods that fetch disks for their progress, at once. It ignores a pod that does
+// not answer in time.
 func (r *Reconciler) progress(ctx context.Context, all []*state) {
 	ctx, stop := context.WithTimeout(ctx, askTime)
 	defer stop()
@@ -190,7 +191,7 @@ func (r *Reconciler) progress(ctx context.Context, all []*state) {
 	_ = group.Wait() // none returns an error
 }
 
-// quarter is how many quarters of the way are done, by a progress as 42%.
+// quarter is the number of completed quarters of a progress such as 42%.
 func quarter(progress string) string {
 	percent, err := strconv.Atoi(strings.TrimSuffix(progress, "%"))
 	if err != nil {

@@ -21,8 +21,8 @@ const (
 	labelFill = v1alpha1.Group + "/fill"
 	// annotationImage is on the Job and on the claim that is filled: the name of the VMImage.
 	annotationImage = v1alpha1.Group + "/vm-image"
-	// annotationWanted is on the Job: a digest of what it was made for, also of the claim that it
-	// fills. Another claim of that name is empty.
+	// annotationWanted is on the Job: a digest of its purpose, which includes the claim that it
+	// fills. Another claim with that name is empty.
 	annotationWanted = v1alpha1.Group + "/content"
 	// annotationKeys is on the Job's pods: public keys, which a volume of the downward API mounts.
 	// The annotations of our group are for pods with an identity.
@@ -38,10 +38,10 @@ const (
 	keysFile = "keys.pem"
 )
 
-// nameOf is the name of what fills a claim.
+// nameOf is the name of the objects that fill a claim.
 func nameOf(claim *corev1.PersistentVolumeClaim) string { return "vmfill-" + string(claim.UID) }
 
-// imageOf is the name of the VMImage that a claim begins from, or "".
+// imageOf is the name of the VMImage that is the source of a claim, or "".
 func imageOf(claim *corev1.PersistentVolumeClaim) string {
 	ref := claim.Spec.DataSourceRef
 	if ref == nil || ref.APIGroup == nil || *ref.APIGroup != v1alpha1.Group ||
@@ -51,8 +51,8 @@ func imageOf(claim *corev1.PersistentVolumeClaim) string {
 	return ref.Name
 }
 
-// metaOf is the metadata of what fills a claim. With the empty LabelIdentity, a Job is in the
-// cache.
+// metaOf is the metadata of the objects that fill a claim. With the empty LabelIdentity, a Job is
+// in the cache.
 func metaOf(claim *corev1.PersistentVolumeClaim) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: claim.Namespace, Name: nameOf(claim),
 		Labels:      map[string]string{v1alpha1.LabelIdentity: "", labelFill: nameOf(claim)},
@@ -81,15 +81,15 @@ func isBlock(claim *corev1.PersistentVolumeClaim) bool {
 	return mode != nil && *mode == corev1.PersistentVolumeBlock
 }
 
-// sizeIn is the size of a disk in bytes that fills the file system of a claim: what CDI leaves to a
-// file system by default is left, and the rest is in whole MiB.
+// sizeIn is the size in bytes of a disk that fills the file system of a claim: it leaves as much to
+// the file system as CDI by default, and is in whole MiB.
 func sizeIn(claim *corev1.PersistentVolumeClaim) int64 {
 	request := claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	const overhead, unit = 0.06, 1 << 20
 	return int64(float64(request.Value())*(1-overhead)) / unit * unit
 }
 
-// args are those of the command that fetches a disk.
+// args are the arguments of the command that fetches a disk.
 func args(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim) []string {
 	// An earlier try may have left a file.
 	all := []string{"pull", "--force", "--digest-file=" + corev1.TerminationMessagePathDefault,
@@ -109,7 +109,7 @@ func args(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim) []string
 	return append(all, image.Spec.Image, diskFile)
 }
 
-// newJob is the Job that fills a claim, by another one with that UID.
+// newJob is the Job that fills a claim by way of another claim with the UID filled.
 func newJob(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim, filled types.UID,
 	server string) *batchv1.Job {
 	m := metaOf(claim)
@@ -134,7 +134,7 @@ func newJob(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim, filled
 	return job
 }
 
-// contentDigest is a digest of what a Job is made for.
+// contentDigest is a digest of the purpose of a Job.
 func contentDigest(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim, filled types.UID,
 	server string) string {
 	text := fmt.Appendf(nil, "%q\n%q\n%q\n%q\n%q", args(image, claim), filled, server,
@@ -146,8 +146,8 @@ func contentDigest(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim,
 	return hex.EncodeToString(sum[:16])
 }
 
-// strip removes everything but the name of a claim that is not ours: the cache has all claims of
-// the cluster.
+// strip removes everything but the name from a claim that this package does not need: the cache has
+// all claims of the cluster.
 func strip(object any) (any, error) {
 	claim, ok := object.(*corev1.PersistentVolumeClaim)
 	if !ok {

@@ -1,14 +1,14 @@
-// Package follow asks registries what the tags name that sets follow, and writes into the status of
-// a set the digest that new identities get. Identities that exist keep theirs: a tag never changes
-// a disk under a guest.
+// Package follow asks registries for the images of the tags that sets follow, and writes into the
+// status of a set the digest for new identities. Existing identities keep theirs: a tag never
+// changes a disk under a guest.
 //
-// A registry may say anything. What it says of a tag is taken only if the policy for signatures of
-// the namespace admits it. A registry that is away, or whose answer is refused, changes nothing. A
-// tag that names again what it has named before is followed, and reported: whoever has the registry
+// A registry is not trusted. An image is taken only if the policy for signatures of the namespace
+// admits it. A registry that does not answer, or whose answer is refused, changes nothing. If a tag
+// returns to an earlier image, it is followed, and reported: somebody with access to the registry
 // could bring back a signed image with a known fault.
 //
-// Only registries are asked that the administrator has named: a tenant cannot let the controller
-// send requests to other places.
+// Only registries in the administrator's list are asked: a tenant cannot let the controller send
+// requests to other places.
 package follow
 
 import (
@@ -39,7 +39,7 @@ type Reconciler struct {
 func Setup(mgr ctrl.Manager, kit objects.Kit, v *verify.Verifier) error {
 	r := &Reconciler{kit, v}
 	return r.
-		// Others write the status often, and that is no reason to ask a registry.
+		// Others write the status often, which is no reason to ask a registry.
 		For(mgr, "follow", &v1alpha1.VMIdentitySet{}, builder.WithPredicates(objects.NewSpec())).
 		Complete(objects.Reconciler(r))
 }
@@ -51,7 +51,7 @@ const (
 	maxEarlier = 32
 )
 
-// Reconcile asks what the tag of one set names now.
+// Reconcile asks for the image of the tag of one set.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	before, err := objects.Find[v1alpha1.VMIdentitySet](ctx, r.Client, "VMIdentitySet",
 		req.NamespacedName)
@@ -80,8 +80,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: requeueAfter}, r.report(ctx, before, set, news)
 }
 
-// report writes the status, and sends an event for each change of the digest, and for what is
-// wrong, once.
+// report writes the status, and sends an event for each change of the digest, and one for each
+// problem.
 func (r *Reconciler) report(ctx context.Context, before, set *v1alpha1.VMIdentitySet,
 	news string) error {
 	err := r.ReportAs(ctx, before, set, func(reason string) string {
@@ -104,7 +104,7 @@ func interval(set *v1alpha1.VMIdentitySet) time.Duration {
 	return usually
 }
 
-// allowed reports whether the administrator lets tags of a reference's repository be followed.
+// allowed reports whether the administrator allows following tags of a reference's repository.
 func (r *Reconciler) allowed(ref transport.Reference) bool {
 	name := ref.RepositoryText()
 	return ref.Remote() && slices.ContainsFunc(r.Options.Follow, func(prefix string) bool {
@@ -112,8 +112,7 @@ func (r *Reconciler) allowed(ref transport.Reference) bool {
 	})
 }
 
-// resolve asks the registry, and changes the status if the tag names another image. changed says
-// that it does.
+// resolve asks the registry, and changes the status if the tag has another image. changed: it has.
 func (r *Reconciler) resolve(ctx context.Context, set *v1alpha1.VMIdentitySet) (c metav1.Condition,
 	changed bool, err error) {
 	from := v1alpha1.RepositoryOf(set.Spec.Image)

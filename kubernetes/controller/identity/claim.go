@@ -54,7 +54,7 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	if why != nil || err != nil {
 		return nil, why, err
 	}
-	if id.Status.SecretName == "" { // else the claim before this one came first
+	if id.Status.SecretName == "" { // else an earlier claim has made it
 		err = r.Create(ctx, secret(id), client.DryRunAll, client.FieldOwner(v1alpha1.FieldManager))
 	}
 	if apierrors.IsAlreadyExists(err) {
@@ -82,15 +82,14 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	return claim, why, err
 }
 
-// setSource lets a new claim be made from what the disk begins from. It returns why that is not
-// there yet.
+// setSource sets the source of a new claim. It returns why the source is not there yet.
 func (r *Reconciler) setSource(ctx context.Context, id *v1alpha1.VMIdentity, class *string,
 	claim *corev1.PersistentVolumeClaim) (*verdict, error) {
 	if source.Empty(id) {
 		return nil, nil
 	}
 	if why, err := r.missing(ctx, class); why != nil || err != nil {
-		return why, err // what would be filled has no volume either
+		return why, err // the claim to be filled has no volume either
 	}
 	a, err := source.Finder{Kit: r.Kit}.Find(ctx, id, class)
 	if why, err := noSource(a, err); why != nil || err != nil {
@@ -120,8 +119,8 @@ func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, class *string,
 		mode = corev1.ReadWriteOnce
 	}
 	return &corev1.PersistentVolumeClaim{
-		// Deleting the owner is not blocked: that would need another permission, and the finalizer
-		// already holds it. By the reference, --cascade=orphan keeps the claim.
+		// BlockOwnerDeletion is not set: it would need another permission, and the finalizer
+		// already holds the owner. With this reference, --cascade=orphan keeps the claim.
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:       id.Namespace,
 			Name:            v1alpha1.ClaimName(id.Name),
@@ -139,11 +138,10 @@ func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, class *string,
 	}
 }
 
-// adopt makes a claim that a backup has restored the identity's own, if the claim says that its
-// content is that of the identity. Nothing else is changed about a claim that is not the
-// identity's. A claim that has lost our finalizer or our label gets it again, and one that somebody
-// deletes while its identity stays is let go, and also one of an identity of this name that is
-// gone.
+// adopt makes a claim that a backup has restored the identity's own, if its annotation names the
+// identity's content. It changes nothing else about a claim that is not the identity's. It restores
+// a lost finalizer or label of the own claim. It lets a claim be deleted if the claim is being
+// deleted while its identity stays, or if its identity is gone and this one only has the same name.
 func (r *Reconciler) adopt(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	ours, deleted := metav1.IsControlledBy(claim, id), !claim.DeletionTimestamp.IsZero()
@@ -156,8 +154,8 @@ func (r *Reconciler) adopt(ctx context.Context, id *v1alpha1.VMIdentity,
 	case !ours && !deleted && claim.Annotations[v1alpha1.AnnotationContent] != id.Spec.Content():
 		return claim, nil
 	}
-	// The cache may not know that the identity is being deleted. With that, Kubernetes may have
-	// deleted the claim, or taken it from the identity so that it stays.
+	// The cache may not know that the identity is being deleted. In that case Kubernetes may have
+	// deleted the claim, or removed the owner so that the claim stays.
 	if stays, err := r.stays(ctx, id); !stays || err != nil {
 		return claim, err
 	}
@@ -187,7 +185,7 @@ func (r *Reconciler) stays(ctx context.Context, id *v1alpha1.VMIdentity) (bool, 
 }
 
 // ownedByAnother reports whether a claim has a controller other than the identity of this name. An
-// earlier identity of this name cannot exist beside this one, so what it owned has no owner.
+// earlier identity of this name is gone, so a claim of that one has no owner.
 func ownedByAnother(claim *corev1.PersistentVolumeClaim, id *v1alpha1.VMIdentity) bool {
 	return slices.ContainsFunc(claim.OwnerReferences, func(o metav1.OwnerReference) bool {
 		return controls(o) && (o.Kind != "VMIdentity" || o.Name != id.Name ||
@@ -216,7 +214,7 @@ func (r *Reconciler) inspect(id *v1alpha1.VMIdentity,
 			"example from a backup: `kubectl annotate pvc %[1]s '%s=%s'`", claim.Name,
 			v1alpha1.AnnotationContent, id.Spec.Content())
 	}
-	if says != "" && says != id.Spec.Content() { // somebody has changed it
+	if says != "" && says != id.Spec.Content() { // the annotation was changed
 		return unusable(id, v1alpha1.ReasonImageDiffers, "the claim %s says that it has the disk "+
 			"%q, and that of this VMIdentity is %q: delete the claim; or, if it has the right "+
 			"disk, correct its annotation %s", claim.Name, says, id.Spec.Content(),
@@ -244,7 +242,7 @@ func (r *Reconciler) inspect(id *v1alpha1.VMIdentity,
 	return nil
 }
 
-// unusable is why an identity cannot use its claim. Condition Bound says so, too.
+// unusable is the reason why an identity cannot use its claim, also for condition Bound.
 func unusable(id *v1alpha1.VMIdentity, reason, format string, args ...any) *verdict {
 	why := &verdict{reason: reason, message: fmt.Sprintf(format, args...), poll: true}
 	setBound(id, metav1.ConditionFalse, why.reason, why.message)
@@ -252,8 +250,8 @@ func unusable(id *v1alpha1.VMIdentity, reason, format string, args ...any) *verd
 }
 
 // classless returns why a claim will not get a volume: its storage class does not exist. A claim
-// that has its volume, or names it, needs no class. The claim is made all the same, because volumes
-// that a person made may have the name of a class that does not exist.
+// that has a volume, or names one, needs no class. The claim is made in any case, because volumes
+// made by hand may have the name of a class that does not exist.
 func (r *Reconciler) classless(ctx context.Context, claim *corev1.PersistentVolumeClaim) (
 	*verdict, error) {
 	if claim.Status.Phase == corev1.ClaimBound || claim.Spec.VolumeName != "" {
@@ -262,8 +260,8 @@ func (r *Reconciler) classless(ctx context.Context, claim *corev1.PersistentVolu
 	return r.missing(ctx, claim.Spec.StorageClassName)
 }
 
-// missing returns that a storage class does not exist. When one is made, all identities without a
-// volume are looked at again.
+// missing reports that a storage class does not exist. When one is made, all identities without a
+// volume are reconciled again.
 func (r *Reconciler) missing(ctx context.Context, class *string) (*verdict, error) {
 	message, err := objects.MissingClass(ctx, r, class, "VMIdentity")
 	if message == "" || err != nil {
@@ -277,7 +275,7 @@ func setBound(id *v1alpha1.VMIdentity, status metav1.ConditionStatus, reason, me
 		Type: v1alpha1.ConditionBound, Status: status, Reason: reason, Message: message})
 }
 
-// refused explains why the API server refuses an object. It returns errors that pass by themselves.
+// refused explains why the API server refuses an object. It returns temporary errors as they are.
 func refused(err error, what string) (*verdict, error) {
 	if reason, message := objects.Refused(err, what); reason != "" {
 		return &verdict{reason: reason, poll: true, message: message}, nil

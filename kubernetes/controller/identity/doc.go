@@ -6,18 +6,17 @@
 //
 // The data is in the claim, so the claim is made only once. It is created, and never applied over
 // an existing one: the package does not touch a claim that was not made for this very identity. If
-// a claim was ready and is gone, its data is gone. The identity then says so instead of starting
-// with an empty disk.
+// a claim was ready and is gone, its data is gone. The identity then reports this instead of
+// starting with an empty disk.
 //
 // # Secrets are written and never read
 //
 // The controller may create and delete secrets, but not read them. So the order of the steps shows
-// whether an existing secret is its own. First, a create that is only tried (dry run) finds a
-// stranger's secret before anything is made. Then the claim is made, which can be read and names
-// its owner. Then comes the secret. Once the claim exists, an existing secret is the identity's
-// own.
+// whether an existing secret is its own. First, a dry run of the create detects a secret of another
+// owner before anything is made. Then the claim is made, which can be read and names its owner.
+// Then comes the secret. Once the claim exists, an existing secret is the identity's own.
 //
 // The process may be killed after each step. The next reconcile finds the existing objects and goes
-// on. A status is written against the version that was read, so two controllers that run at once
+// on. A status is written with the version that was read, so two controllers that run at once
 // cannot overwrite each other.
 package identity

@@ -29,7 +29,7 @@ func (r *Reconciler) grow(ctx context.Context, id *v1alpha1.VMIdentity,
 			"its volume", claim.Name, &want)
 		return ready, nil
 	}
-	// With its UID, a claim that is gone is not made again, and no other claim is changed.
+	// With its UID, a lost claim is not made again, and no other claim is changed.
 	err := objects.Apply(ctx, r.Client, &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
 		Spec: corev1.PersistentVolumeClaimSpec{Resources: corev1.VolumeResourceRequirements{
@@ -49,7 +49,7 @@ func (r *Reconciler) grow(ctx context.Context, id *v1alpha1.VMIdentity,
 	return resizing(ready, claim), nil
 }
 
-// resizing reports whether the volume of a claim is still smaller than the claim asks for.
+// resizing reports whether the volume of a claim is still smaller than the claim requests.
 func resizing(ready *verdict, claim *corev1.PersistentVolumeClaim) *verdict {
 	want := claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	has, bound := claim.Status.Capacity[corev1.ResourceStorage]

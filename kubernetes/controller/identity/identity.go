@@ -18,7 +18,7 @@ import (
 // Reconciler makes claims and secrets.
 type Reconciler struct{ objects.Kit }
 
-// verdict is the content of condition Ready. poll says that no event announces a change.
+// verdict is the content of condition Ready. poll: no event announces a change.
 type verdict struct {
 	ready           bool
 	reason, message string
@@ -31,7 +31,7 @@ const (
 	maxPoll = time.Minute
 )
 
-// Reconcile makes the claim, the secret and the status of one identity as they should be.
+// Reconcile brings the claim, the secret and the status of one identity up to date.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	before, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Client, "VMIdentity",
 		req.NamespacedName)
@@ -79,7 +79,7 @@ func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (*ver
 		refusedImage = &verdict{reason: reason, message: message, poll: true}
 	}
 	if refusedImage != nil && id.Status.ClaimName == "" {
-		return refusedImage, nil // nothing is made for it
+		return refusedImage, nil // no object is made for it
 	}
 	claim, why, err := r.claim(ctx, id)
 	if why == nil && err == nil {
@@ -129,7 +129,7 @@ func conclude(id *v1alpha1.VMIdentity, v *verdict) {
 	objects.SetCondition(&id.Status.Conditions, id.Generation, ready)
 }
 
-// unserved returns why a disk that has a server pod cannot be used: nobody can log in yet.
+// unserved returns why a disk with a server pod cannot be used: it does not accept logins yet.
 func unserved(id *v1alpha1.VMIdentity) *verdict {
 	if id.Spec.Attachment != v1alpha1.Service {
 		return nil
@@ -144,7 +144,7 @@ func unserved(id *v1alpha1.VMIdentity) *verdict {
 	return nil
 }
 
-// requeueAfter is when to look at an identity again. The wait is as long as the identity has been
+// requeueAfter is when to reconcile an identity again. The wait is as long as the identity has been
 // in its present state, between minPoll and maxPoll.
 func requeueAfter(id *v1alpha1.VMIdentity, v *verdict) ctrl.Result {
 	if !v.poll {

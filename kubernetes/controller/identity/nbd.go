@@ -14,8 +14,8 @@ import (
 )
 
 // nbdSecret is a new secret with the certificates for NBD of an identity that is served at a host:
-// that of the server, and one for all clients, which by it are one name. It is immutable, as the
-// CHAP credential is.
+// one for the server, and one for all clients, which gives them all one name. It is immutable, like
+// the CHAP credential.
 func nbdSecret(id *v1alpha1.VMIdentity, host string) (*corev1.Secret, error) {
 	cert, key, err := certificate(x509.ExtKeyUsageServerAuth, host)
 	if err != nil {
@@ -34,10 +34,10 @@ func nbdSecret(id *v1alpha1.VMIdentity, host string) (*corev1.Secret, error) {
 	}, err
 }
 
-// MakeNBDSecret makes the secret with the certificates for NBD of an identity, unless it is there:
-// a server or machines may have it already, also if the cache or the status do not say so yet. One
-// of somebody else is an error. The API server lets us delete none of those, which a deletion that
-// is only tried (dry run) finds out. It is tried after any refusal: a namespace whose quota is full
+// MakeNBDSecret makes the secret with the certificates for NBD of an identity, unless it exists:
+// servers and machines may use it, even if the cache or the status do not show it yet. A secret of
+// another owner is an error. The API server does not let us delete such a secret, so a dry run of a
+// deletion detects it. The dry run follows any refusal, because a namespace with a full quota
 // refuses an existing secret just like a missing one.
 func MakeNBDSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity,
 	host string) error {
@@ -53,7 +53,7 @@ func MakeNBDSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity
 	return err
 }
 
-// DeleteNBDSecret deletes that secret, if it is there.
+// DeleteNBDSecret deletes the secret of MakeNBDSecret if it exists.
 func DeleteNBDSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity) error {
 	return deleteSecret(ctx, c, id, v1alpha1.NBDSecretName(id.Name))
 }

@@ -20,8 +20,8 @@ import (
 )
 
 // remove deletes the objects of an identity that is being deleted, and then its finalizer. While a
-// pod uses the claim, it deletes nothing: Kubernetes would keep the claim as well, but its deletion
-// could not be taken back.
+// pod uses the claim, it deletes nothing: Kubernetes would keep the claim, too, but its deletion
+// could not be undone.
 func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(before, v1alpha1.Finalizer) {
 		return ctrl.Result{}, nil
@@ -31,7 +31,7 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 		// ownership from it, and then this finalizer from the identity.
 		return ctrl.Result{}, nil
 	}
-	// The cache may be late, and stays as it was when the right to read pods has gone.
+	// The cache may be late, and does not change any more after the right to read pods has gone.
 	pods, err := objects.PodsOf(ctx, r.Live, before)
 	if apierrors.IsForbidden(err) {
 		return ctrl.Result{}, r.letGo(ctx, before, err)
@@ -68,12 +68,12 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 		if err := objects.DeleteClaim(ctx, r.Client, claim); err != nil {
 			return ctrl.Result{}, err
 		}
-		// The end of the claim brings us here again.
+		// The end of the claim triggers another reconcile.
 		return ctrl.Result{RequeueAfter: maxPoll}, r.deleting(ctx, before, fmt.Sprintf(
 			"the claim %s is being deleted: `kubectl describe pvc %s` says which pod still has it",
 			claim.Name, claim.Name))
 	}
-	// --cascade=orphan has taken it from the identity. It stays, and belongs to whoever wants it.
+	// --cascade=orphan has removed the owner. The claim stays, and any other object may take it.
 	if claim != nil && claim.Labels[v1alpha1.LabelIdentity] == before.Name &&
 		!ownedByAnother(claim, before) {
 		if err := objects.ReleaseClaim(ctx, r.Client, claim); err != nil {
@@ -83,9 +83,9 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 	return ctrl.Result{}, r.SetFinalizer(ctx, before, v1alpha1.Finalizer, false)
 }
 
-// letGo removes all our finalizers from an identity of a namespace that is being deleted, if the
-// controller has lost its rights there. Kubernetes deletes the claim, the secret and everything
-// that uses them, and keeps the claim while a pod has it. why is what the API server refused.
+// letGo removes all our finalizers from an identity in a namespace that is being deleted, if the
+// controller has lost its rights there. Kubernetes deletes the claim, the secret and all their
+// users, and keeps the claim while a pod has it. why is the refusal of the API server.
 func (r *Reconciler) letGo(ctx context.Context, before *v1alpha1.VMIdentity, why error) error {
 	namespace := &corev1.Namespace{}
 	if err := r.Live.Get(ctx, client.ObjectKey{Name: before.Namespace}, namespace); err != nil {
@@ -94,7 +94,7 @@ func (r *Reconciler) letGo(ctx context.Context, before *v1alpha1.VMIdentity, why
 	if namespace.DeletionTimestamp == nil {
 		return why
 	}
-	// Without the right to read the claim, this takes our finalizer alone from it.
+	// Without the right to read the claim, this removes only our finalizer from it.
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
 		Namespace: before.Namespace, Name: v1alpha1.ClaimName(before.Name)}}
 	if err := r.Patch(ctx, claim, client.RawPatch(types.StrategicMergePatchType, fmt.Appendf(nil,
@@ -110,8 +110,8 @@ func (r *Reconciler) letGo(ctx context.Context, before *v1alpha1.VMIdentity, why
 	})
 }
 
-// forsaken lets Kubernetes delete a claim whose identity does not exist: somebody has taken the
-// finalizers of the identity away, or a backup has restored the claim alone.
+// forsaken lets Kubernetes delete a claim whose identity does not exist: a user has removed the
+// finalizers of the identity, or a backup has restored only the claim.
 func (r *Reconciler) forsaken(ctx context.Context, identity client.ObjectKey) error {
 	gone := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Namespace: identity.Namespace,
 		Name: identity.Name}}
@@ -126,9 +126,9 @@ func (r *Reconciler) forsaken(ctx context.Context, identity client.ObjectKey) er
 	return r.releaseForsaken(ctx, gone, claim)
 }
 
-// releaseForsaken lets Kubernetes delete a claim whose identity is gone, and deletes the secret of
-// that. It would be in the way of the next identity of that name. A pod that runs still needs it,
-// and its end brings us here again.
+// releaseForsaken lets Kubernetes delete a claim whose identity is gone, and deletes the identity's
+// secret, which would block the next identity of that name. A running pod still needs the secret;
+// its end triggers another reconcile.
 func (r *Reconciler) releaseForsaken(ctx context.Context, gone *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) error {
 	pods, err := objects.PodsOf(ctx, r.Live, gone)

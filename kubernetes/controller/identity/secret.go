@@ -25,7 +25,7 @@ import (
 const (
 	keyUser     = "node.session.auth.username"
 	keyPassword = "node.session.auth.password"
-	// The kubelet also takes these, to find the target.
+	// The kubelet also uses these, for the discovery of the target.
 	keyFindUser     = "discovery.sendtargets.auth.username"
 	keyFindPassword = "discovery.sendtargets.auth.password"
 
@@ -36,7 +36,7 @@ const (
 )
 
 // secret is a new CHAP credential for an identity. It is immutable, so that a running disk and a
-// machine that logs in later have the same one.
+// machine that logs in later use the same one.
 func secret(id *v1alpha1.VMIdentity) *corev1.Secret {
 	immutable := true
 	password := rand.Text()
@@ -49,11 +49,11 @@ func secret(id *v1alpha1.VMIdentity) *corev1.Secret {
 	}
 }
 
-// MakeSecret makes the secret of an identity again if somebody has deleted it, and returns whether
-// it did. The password is new, so nothing may still run with the old one.
+// MakeSecret makes the secret of an identity again if it was deleted, and returns whether it did.
+// The password is new, so no process may still use the old one.
 //
-// A namespace whose quota is full refuses an existing secret just like a missing one. So a refusal
-// of the API server counts as an existing secret.
+// A namespace with a full quota refuses an existing secret just like a missing one. So a refusal of
+// the API server counts as an existing secret.
 func MakeSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity) (bool, error) {
 	err := c.Create(ctx, secret(id), client.FieldOwner(v1alpha1.FieldManager))
 	if apierrors.IsAlreadyExists(err) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
@@ -62,8 +62,8 @@ func MakeSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity) (
 	return err == nil, err
 }
 
-// deleteSecret deletes a secret of an identity, if it is there. That of somebody else stays: the
-// API server does not let us delete it.
+// deleteSecret deletes a secret of an identity if it exists. The API server does not let us delete
+// those of other owners.
 func deleteSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity,
 	name string) error {
 	err := c.Delete(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: id.Namespace,
@@ -80,9 +80,9 @@ func SecretMissing(id *v1alpha1.VMIdentity) string {
 		"another password"
 }
 
-// certificate makes a certificate for a DNS name, and its key, in PEM. Whoever trusts it has the
-// certificate itself, so it is signed by its own key, and no key can sign others. As the password
-// of its identity, it is valid until that goes, whatever the clocks say that make and read it.
+// certificate makes a certificate for a DNS name, and its key, in PEM. Its peers have the
+// certificate itself, so it is signed by its own key, and no key can sign others. It has no limit
+// of time, like the password of its identity, so that wrong clocks do not matter.
 func certificate(usage x509.ExtKeyUsage, name string) (cert, key []byte, err error) {
 	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 // Setup adds the controller to a manager.
 func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 	r := &Reconciler{kit}
-	// A cache that is not started yet waits for nothing.
+	// This does not wait for the cache, which is not started yet.
 	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.VMIdentity{},
 		source.Index, source.By); err != nil {
 		return err
@@ -36,9 +36,9 @@ func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 			builder.WithPredicates(ended())).
 		// A class that a claim needs may have come or gone.
 		Watches(&storagev1.StorageClass{}, handler.EnqueueRequestsFromMapFunc(r.unbound)).
-		// A driver that has come may clone what a disk begins from.
+		// A new driver may be able to clone the source of a disk.
 		Watches(&storagev1.CSIDriver{}, handler.EnqueueRequestsFromMapFunc(r.unbound)).
-		// What a disk begins from may be ready now, or agree.
+		// The source of a disk may be ready now, or allow the clone.
 		Watches(&v1alpha1.VMIdentity{}, handler.EnqueueRequestsFromMapFunc(
 			source.Clones(r.Client))).
 		Watches(&v1alpha1.VMIdentitySnapshot{}, handler.EnqueueRequestsFromMapFunc(
@@ -49,7 +49,7 @@ func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 // unbound requests every identity whose claim has no volume.
 func (r *Reconciler) unbound(ctx context.Context, _ client.Object) (all []reconcile.Request) {
 	var ids v1alpha1.VMIdentityList
-	_ = r.List(ctx, &ids, client.UnsafeDisableDeepCopy) // a cache that has started does not fail
+	_ = r.List(ctx, &ids, client.UnsafeDisableDeepCopy) // a started cache does not fail
 	for i := range ids.Items {
 		if !meta.IsStatusConditionTrue(ids.Items[i].Status.Conditions, v1alpha1.ConditionBound) {
 			all = append(all, reconcile.Request{
@@ -59,7 +59,7 @@ func (r *Reconciler) unbound(ctx context.Context, _ client.Object) (all []reconc
 	return all
 }
 
-// ended lets the end of a pod through, whether its object stays or not.
+// ended passes only the end of a pod, whether its object stays or not.
 func ended() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },

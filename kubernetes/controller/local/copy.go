@@ -26,7 +26,7 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 		return nil, err
 	}
 	if have == nil || have.UID != m.ClaimUID {
-		return r.giveUp(ctx, id) // package identity says that the disk is gone
+		return r.giveUp(ctx, id) // package identity reports the lost disk
 	}
 	if user, err := r.user(ctx, id); user != "" || err != nil {
 		return moving(v1alpha1.ReasonInUse, "pod %s uses the disk, although it is being moved: "+
@@ -67,7 +67,7 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 		if err != nil {
 			return nil, err
 		}
-		// The claim may name any volume. That the volume names the claim is Kubernetes' word.
+		// The claim may name any volume, but only Kubernetes writes the claim into the volume.
 		if claim.Status.Phase != corev1.ClaimBound || !objects.BoundTo(fresh, claim.UID) {
 			return moving(v1alpha1.ReasonClaimForeign, "the claim %s was filled, and volume %q is "+
 				"not bound to it: delete the claim", claim.Name, claim.Spec.VolumeName).
@@ -87,7 +87,7 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	args := receiver.Spec.Template.Spec.Containers[0].Args
 	if objects.Ended(receiver).Type == "" && !slices.Equal(args,
 		newReceiver(id, "", from, "").Spec.Template.Spec.Containers[0].Args) {
-		// The sender was started again on another node.
+		// The sender was restarted on another node.
 		return moving(v1alpha1.ReasonCopying, "the receiver begins again, because the sender did").
 			after(pollInterval), r.deleteJob(ctx, receiver)
 	}
@@ -98,7 +98,7 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 }
 
 // sender makes the Job that sends the disk, and returns its address. Without an address, the state
-// says why.
+// has the reason.
 func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (address string,
 	s *state, err error) {
 	job, s, err := r.job(ctx, id, sendJob(id))
@@ -142,14 +142,14 @@ func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (addre
 		pod.Name).after(pollInterval), nil
 }
 
-// sourceGone says that the disk cannot be read.
+// sourceGone reports that the disk cannot be read.
 func (r *Reconciler) sourceGone(id *v1alpha1.VMIdentity, format string, args ...any) *state {
 	return moving(v1alpha1.ReasonSourceGone, "the disk is to be moved to node %s and cannot be "+
 		"read: %s. Bring that back, or ask for the disk where it was; nothing was deleted",
 		id.Status.Move.To, fmt.Sprintf(format, args...)).after(afterFailed)
 }
 
-// nodeProblem says what is wrong with a node; "": nothing.
+// nodeProblem is the problem of a node; "": none.
 func (r *Reconciler) nodeProblem(ctx context.Context, name string) (string, error) {
 	if name == "" {
 		return "", nil
@@ -169,7 +169,7 @@ func (r *Reconciler) nodeProblem(ctx context.Context, name string) (string, erro
 	return "", nil
 }
 
-// receiving returns how far the receiver is.
+// receiving reports the progress of the receiver.
 func (r *Reconciler) receiving(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job) (
 	*state, error) {
 	m := id.Status.Move
@@ -192,7 +192,7 @@ func (r *Reconciler) receiving(ctx context.Context, id *v1alpha1.VMIdentity, job
 		"and %s", m.To, sendJob(id), receiveJob(id)).after(afterFailed), nil
 }
 
-// failed says why a Job failed. After a while both Jobs are deleted, and the copy begins again.
+// failed reports why a Job failed. After a while both Jobs are deleted, and the copy begins again.
 func (r *Reconciler) failed(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job,
 	what string) (*state, error) {
 	said, err := objects.LastWords(ctx, r.Client, job, batchv1.JobNameLabel)
@@ -217,7 +217,7 @@ func (r *Reconciler) failed(ctx context.Context, id *v1alpha1.VMIdentity, job *b
 }
 
 // create makes an object for a move, and records its UID at once. If that fails, the object is not
-// believed, and made again: anybody can give an object its name, labels and owner.
+// trusted, and made again: anybody can make an object with this name, labels and owner.
 func (r *Reconciler) create(ctx context.Context, id *v1alpha1.VMIdentity, kind string,
 	o client.Object) (*state, error) {
 	if err := r.Create(ctx, o, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
@@ -228,7 +228,7 @@ func (r *Reconciler) create(ctx context.Context, id *v1alpha1.VMIdentity, kind s
 		id.Status.Move.Made = make(map[string]types.UID)
 	}
 	id.Status.Move.Made[o.GetName()] = o.GetUID()
-	// Only this controller writes the map, so others' changes of the status do not matter.
+	// Only this controller writes the map, so other changes of the status do not matter.
 	if err := r.Status().Patch(ctx, id, client.MergeFrom(before),
 		client.FieldOwner(v1alpha1.FieldManager)); err != nil {
 		return nil, fmt.Errorf("status: %w", err)
@@ -236,8 +236,8 @@ func (r *Reconciler) create(ctx context.Context, id *v1alpha1.VMIdentity, kind s
 	return refused(id, o.GetName(), nil)
 }
 
-// notOfMove reports whether an object cannot be used for a move: somebody else made it, or it is
-// being deleted.
+// notOfMove reports whether an object cannot be used for a move: it was not made by this
+// controller, or it is being deleted.
 func notOfMove(id *v1alpha1.VMIdentity, o client.Object) bool {
 	made := id.Status.Move.Made[o.GetName()]
 	return made == "" || made != o.GetUID() || !metav1.IsControlledBy(o, id) ||
@@ -258,7 +258,8 @@ func (r *Reconciler) made(ctx context.Context, id *v1alpha1.VMIdentity, o client
 	return true, nil
 }
 
-// job returns a Job of a move from the cache, or nil. A state says that another Job has its name.
+// job returns a Job of a move from the cache, or nil. A state reports that another Job has its
+// name.
 func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name string) (
 	*batchv1.Job, *state, error) {
 	job, err := objects.Find[batchv1.Job](ctx, r.Client, "job",

@@ -20,11 +20,11 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// Reconciler moves disks. Live reads volumes and nodes, too, which are in no cache.
+// Reconciler moves disks. Live also reads volumes and nodes, which are in no cache.
 type Reconciler struct{ objects.Kit }
 
-// pollInterval is how long to wait for changes without an event, of volumes and nodes. After a
-// failure the wait is longer, so that people can look at what failed.
+// pollInterval is the time between two checks of volumes and nodes, whose changes no event
+// announces. After a failure the wait is longer, so that people can inspect it.
 const (
 	pollInterval = 5 * time.Second
 	afterFailed  = 30 * time.Second
@@ -65,15 +65,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	id := before.DeepCopy()
 	s, err := r.step(ctx, id)
 	if id.ResourceVersion != before.ResourceVersion {
-		// The status has what was made; its change brings us here again.
+		// The status records the new object. Its change triggers another reconcile.
 		return ctrl.Result{RequeueAfter: pollInterval}, err
 	}
 	if err != nil || s == nil {
 		return ctrl.Result{}, err
 	}
 	if id.Status.Move != nil && !controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove) {
-		// Add the finalizer before anything is made: the status is then written against the version
-		// with the finalizer.
+		// Add the finalizer before anything is made: the status is then written with the version
+		// that has the finalizer.
 		return ctrl.Result{}, r.SetFinalizer(ctx, before, v1alpha1.FinalizerMove, true)
 	}
 	status := metav1.ConditionFalse
@@ -94,7 +94,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // off reports whether moves are turned off. Then none begins, and one that has begun is given up.
 func (r *Reconciler) off() bool { return r.Options.MoveImage == "" }
 
-// step takes the next step, and returns how far the move is; nil: there is nothing to report.
+// step takes the next step, and returns the state of the move; nil: there is nothing to report.
 func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*state, error) {
 	pods, err := objects.PodsOf(ctx, r.Client, id)
 	if err != nil {
@@ -154,7 +154,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity,
 		return stays(v1alpha1.ReasonExporting, "Job %s commits the disk to %s: it is moved to "+
 			"node %s after that", e.JobName, e.Reference, to).after(pollInterval), nil
 	}
-	// A pod whose gate somebody removed by hand uses the disk, too. The cache may not have it.
+	// A pod whose gate was removed by hand uses the disk, too. The cache may not have it.
 	if user, err := r.user(ctx, id); user != "" || err != nil {
 		return stays(v1alpha1.ReasonInUse, "pod %s uses the disk: it is moved to node %s when the "+
 			"pod has ended", user, to).after(pollInterval), err
@@ -166,7 +166,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity,
 	if claim == nil || !metav1.IsControlledBy(claim, id) || claim.DeletionTimestamp != nil ||
 		claim.Status.Phase != corev1.ClaimBound || id.Status.CreationTime == nil ||
 		len(claim.Spec.AccessModes) == 0 {
-		return nil, nil // package identity says what is wrong
+		return nil, nil // package identity reports the problem
 	}
 	volume, err := objects.Volume(ctx, r.Live, claim.Spec.VolumeName, "")
 	if err != nil {
@@ -176,7 +176,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity,
 		return stays(v1alpha1.ReasonClaimForeign, "the volume %s is not bound to the claim %s, so "+
 			"it is not moved", claim.Spec.VolumeName, claim.Name).after(afterFailed), nil
 	}
-	// The pods that move the disk need the secret, as machines do.
+	// The pods that move the disk need the secret, like machines.
 	if _, err := identity.MakeSecret(ctx, r.Client, id); err != nil {
 		return nil, fmt.Errorf("secret: %w", err)
 	}
@@ -206,7 +206,7 @@ func (r *Reconciler) user(ctx context.Context, id *v1alpha1.VMIdentity) (string,
 	}), id), err
 }
 
-// giveUp ends a move that nobody needs any more.
+// giveUp ends a move that is not needed any more.
 func (r *Reconciler) giveUp(ctx context.Context, id *v1alpha1.VMIdentity) (*state, error) {
 	gone, err := r.clean(ctx, id)
 	if err != nil {
@@ -230,7 +230,7 @@ func (r *Reconciler) abandon(ctx context.Context, before *v1alpha1.VMIdentity) (
 		return ctrl.Result{RequeueAfter: pollInterval}, err
 	}
 	if m := before.Status.Move; m != nil && m.Step == v1alpha1.Point {
-		// It is no longer known whether the data is wanted: `--cascade=orphan` asks for it.
+		// It is unknown whether the data is still wanted: `--cascade=orphan` means that.
 		r.Events.Eventf(before, nil, corev1.EventTypeWarning, v1alpha1.ReasonDeleting, "Reconcile",
 			"deleted while its disk was moved: the volumes %s and %s both have the data and may "+
 				"stay; delete them if nobody needs it", m.VolumeName, m.NewVolumeName)
@@ -238,8 +238,8 @@ func (r *Reconciler) abandon(ctx context.Context, before *v1alpha1.VMIdentity) (
 	return ctrl.Result{}, r.SetFinalizer(ctx, before, v1alpha1.FinalizerMove, false)
 }
 
-// Setup adds the controller to a manager. It is there when moves are turned off, too, because one
-// may have been under way.
+// Setup adds the controller to a manager, even if moves are turned off, because one may have begun
+// earlier.
 func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 	r := &Reconciler{Kit: kit}
 	b := r.For(mgr, "local", &v1alpha1.VMIdentity{})

@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// annotationReclaim on a volume remembers its own policy while it has Retain.
+// annotationReclaim on a volume records its own policy while it has Retain.
 const annotationReclaim = v1alpha1.Group + "/reclaim-policy"
 
 // point gives the volume with the copied disk to the claim of the identity.
@@ -35,7 +35,7 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 		return nil, err
 	}
 	if !objects.BoundTo(former, m.ClaimUID) {
-		former = nil // somebody has given it to another claim
+		former = nil // it was given to another claim
 	}
 	claim, err := objects.Claim(ctx, r.Live, id)
 	if err != nil {
@@ -106,7 +106,7 @@ func (r *Reconciler) finish(ctx context.Context, id *v1alpha1.VMIdentity,
 		return moving(v1alpha1.ReasonPointing, "the claim %s is being bound to the volume %s",
 			claim.Name, fresh.Name).after(time.Second), nil
 	}
-	// Wait for the cache: others would take the old claim in it for the new one.
+	// Wait for the cache: other controllers would take the old claim in it for the new one.
 	cached := &corev1.PersistentVolumeClaim{}
 	err := r.Get(ctx, client.ObjectKeyFromObject(claim), cached)
 	if client.IgnoreNotFound(err) != nil {
@@ -132,7 +132,7 @@ func (r *Reconciler) finish(ctx context.Context, id *v1alpha1.VMIdentity,
 }
 
 // mine reports whether the volume with the moved disk may get the claim of the identity: it belongs
-// to the claim that was filled, is reserved for or bound to that of the identity, or is nobody's.
+// to the filled claim, is reserved for or bound to the identity's claim, or has no claim.
 func mine(id *v1alpha1.VMIdentity, v *corev1.PersistentVolume) bool {
 	ref := v.Spec.ClaimRef
 	switch {
@@ -184,7 +184,7 @@ func (r *Reconciler) reserve(ctx context.Context, v *corev1.PersistentVolume,
 	})
 }
 
-// change writes a volume, unless somebody has written it since it was read.
+// change writes a volume, unless it was written since it was read.
 func (r *Reconciler) change(ctx context.Context, v *corev1.PersistentVolume, do func()) error {
 	before := v.DeepCopy()
 	do()
@@ -195,14 +195,14 @@ func (r *Reconciler) change(ctx context.Context, v *corev1.PersistentVolume, do 
 	return nil
 }
 
-// clean removes the objects that move a disk: the Jobs with their pods, and then the claim that was
-// filled. It returns whether everything is gone.
+// clean removes the objects that move a disk: the Jobs with their pods, and then the filled claim.
+// It returns whether everything is gone.
 func (r *Reconciler) clean(ctx context.Context, id *v1alpha1.VMIdentity) (gone bool, err error) {
 	var jobs batchv1.JobList
 	err = r.Live.List(ctx, &jobs, client.InNamespace(id.Namespace),
 		client.MatchingLabels{labelMove: id.Name})
 	// Without moves, the controller may have no right to Jobs. Kubernetes deletes them with the
-	// identity, and a person may before that.
+	// identity, and a person may do so earlier.
 	if err != nil && !(r.off() && apierrors.IsForbidden(err)) {
 		return false, fmt.Errorf("jobs: %w", err)
 	}

@@ -19,7 +19,7 @@ const (
 	// labelMove is on all objects that move a disk: the name of the identity.
 	labelMove = v1alpha1.Group + "/move"
 	// annotationFilled is on the Job that receives: the UID of the claim that it fills. Another
-	// claim of that name is empty.
+	// claim with that name is empty.
 	annotationFilled = v1alpha1.Group + "/filled"
 
 	dataDir    = "/data"
@@ -36,7 +36,7 @@ func moveClaim(id *v1alpha1.VMIdentity) string  { return "vmmove-" + id.Name }
 func sendJob(id *v1alpha1.VMIdentity) string    { return "vmsend-" + short(id) }
 func receiveJob(id *v1alpha1.VMIdentity) string { return "vmrecv-" + short(id) }
 
-// short returns as much of an identity's name as fits into the names and labels of a Job.
+// short is the part of an identity's name that fits into the names and labels of a Job.
 func short(id *v1alpha1.VMIdentity) string {
 	const most = 63 - len("vmsend-") - len("-12345")
 	if len(id.Name) <= most {
@@ -56,7 +56,7 @@ func newClaim(id *v1alpha1.VMIdentity, name, class, volume string) *corev1.Persi
 	c := &corev1.PersistentVolumeClaim{ObjectMeta: metaOf(id, name),
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{id.Status.Move.AccessMode},
-			// "" is a class, too: of volumes without a class.
+			// "" is also a class: that of volumes without a class.
 			StorageClassName: &class,
 			VolumeName:       volume,
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
@@ -70,14 +70,13 @@ func newClaim(id *v1alpha1.VMIdentity, name, class, volume string) *corev1.Persi
 	return c
 }
 
-// newSender is the Job that runs where the volume is.
+// newSender is the Job on the node of the volume.
 func newSender(id *v1alpha1.VMIdentity, image string) *batchv1.Job {
 	return newJob(id, sendJob(id), image, id.Status.ClaimName,
 		"send", dataDir, "--listen=:"+strconv.Itoa(port))
 }
 
-// newReceiver is the Job that runs on the node that the disk moves to. It fills the claim with that
-// UID.
+// newReceiver is the Job on the node that the disk moves to. It fills the claim with this UID.
 func newReceiver(id *v1alpha1.VMIdentity, image, from string, claim types.UID) *batchv1.Job {
 	job := newJob(id, receiveJob(id), image, moveClaim(id),
 		"receive", "--replace", net.JoinHostPort(from, strconv.Itoa(port)), dataDir)
@@ -98,7 +97,7 @@ func newJob(id *v1alpha1.VMIdentity, name, image, claim string, args ...string) 
 	// The controller's image has another user.
 	pod.SecurityContext.RunAsUser = new(int64(vmdisk.DiskUser))
 	pod.SecurityContext.RunAsGroup = new(int64(vmdisk.DiskUser))
-	// Both nodes are fixed, even if one of them is being emptied.
+	// The nodes are fixed, even if one of them is being emptied.
 	pod.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists,
 		Effect: corev1.TaintEffectNoSchedule}}
 	pod.Containers[0].VolumeMounts = append(pod.Containers[0].VolumeMounts,

@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// MustWait returns why a pod has to wait for a move, or "". When the answer changes, so does the
-// identity's status or its annotations. live reads nodes, which are in no cache.
+// MustWait returns why a pod has to wait for a move, or "". When the answer changes, the identity's
+// status or annotations change, too. live reads nodes, which are in no cache.
 func MustWait(ctx context.Context, live client.Reader, id *v1alpha1.VMIdentity,
 	pod objects.Asking) (message string, err error) {
 	if id.Spec.Type != v1alpha1.Local {
@@ -61,8 +61,8 @@ func findNode(ctx context.Context, live client.Reader, name string) (*corev1.Nod
 	return objects.Find[corev1.Node](ctx, live, "node", client.ObjectKey{Name: name})
 }
 
-// wish returns where a disk should be: where its identity says, or else where the first waiting pod
-// says.
+// wish returns the node on which a disk should be: that of its identity, or else of the first
+// waiting pod.
 func wish(id *v1alpha1.VMIdentity, waiting []objects.Asking) string {
 	if to := id.Annotations[v1alpha1.AnnotationMoveTo]; to != "" {
 		return to
@@ -75,7 +75,7 @@ func wish(id *v1alpha1.VMIdentity, waiting []objects.Asking) string {
 	return ""
 }
 
-// waiting are those of some pods that wait for an identity at their gate, oldest first.
+// waiting returns those pods that wait for an identity at their gate, oldest first.
 func waiting(pods []corev1.Pod, identity string) []objects.Asking {
 	return slices.DeleteFunc(objects.AskingFor(pods, identity),
 		func(p objects.Asking) bool { return !p.Waits() })

@@ -1,7 +1,6 @@
 // Package metrics shows the state of VMIdentity objects, and of the pods that wait for them, as
-// Prometheus series. It counts when it is asked, from what the controllers have already read. No
-// series has the name of an identity, and nothing is kept here. Only the leading replica has the
-// series.
+// Prometheus series. Each scrape counts the objects in the controllers' cache. No series has the
+// name of an identity, and this package keeps nothing. Only the leading replica has the series.
 package metrics
 
 import (
@@ -37,7 +36,7 @@ type collector struct {
 }
 
 // New makes the collector of identities and pods. The reader has to be a cache: each scrape lists
-// everything. Until leads is closed, there are no series: with those of all replicas, sums would
+// everything. Until leads is closed, there are no series: if all replicas had them, sums would
 // count each object several times.
 func New(reader client.Reader, leads <-chan struct{}) prometheus.Collector {
 	return &collector{reader: reader, leads: leads}
@@ -49,7 +48,7 @@ func (*collector) Describe(out chan<- *prometheus.Desc) {
 	}
 }
 
-// tally is how many objects there are of a kind, and since when.
+// tally is the number of objects in a state, and since when.
 type tally struct {
 	count int
 	since time.Time
@@ -69,7 +68,7 @@ func (t tally) emit(out chan<- prometheus.Metric, count, since *prometheus.Desc,
 		labels...)
 }
 
-// timeout is for a cache that is not filled yet.
+// timeout is the limit for waiting for the cache to be filled.
 const timeout = time.Second
 
 func (c *collector) Collect(out chan<- prometheus.Metric) {
@@ -113,7 +112,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// ours reports whether a gate is one of this product.
+// ours reports whether a gate is of this product.
 func ours(gate corev1.PodSchedulingGate) bool {
 	return gate.Name == api.Gate || strings.HasPrefix(gate.Name, api.Gate+".")
 }

@@ -14,16 +14,16 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// One of these is "true" on the storage class of claims that name none.
+// One of these is "true" on the storage class of claims without a class.
 const (
 	annotationDefault     = "storageclass.kubernetes.io/is-default-class"
 	annotationDefaultBeta = "storageclass.beta.kubernetes.io/is-default-class"
 )
 
-// ClassOf returns the name of the storage class of a disk. A disk that names none has the default
-// one of the cluster, by its name: whoever asks for properties of that class finds it, and another
-// class may be the default one later. nil: there is none. If the disk names a usage type that is
-// not among those that exist, with their classes, wrong says so.
+// ClassOf returns the name of the storage class of a disk. For a disk without a class, this is the
+// name of the cluster's default class, because another class may become the default later. nil:
+// there is none. wrong tells that the disk has an unknown usage type, and lists the known ones with
+// their classes.
 func (k Kit) ClassOf(ctx context.Context, disk *v1alpha1.DiskSpec) (class *string, wrong string,
 	err error) {
 	if disk.UsageType != "" {
@@ -46,7 +46,7 @@ func (k Kit) ClassOf(ctx context.Context, disk *v1alpha1.DiskSpec) (class *strin
 }
 
 // Class returns the storage class of a claim; nil: there is none. A nil name is the cluster's
-// default class, and "" no class: such a claim gets only volumes that somebody made by hand.
+// default class, and "" no class: such a claim gets only volumes made by hand.
 func Class(ctx context.Context, c client.Reader, name *string) (*storagev1.StorageClass, error) {
 	switch {
 	case name != nil && *name == "":
@@ -58,7 +58,8 @@ func Class(ctx context.Context, c client.Reader, name *string) (*storagev1.Stora
 	if err := c.List(ctx, &all); err != nil {
 		return nil, err
 	}
-	// Of several default classes, Kubernetes takes the newest, and of those the first by its name.
+	// Of several default classes, Kubernetes takes the newest, and of equally old ones the first by
+	// name.
 	var found *storagev1.StorageClass
 	for i := range all.Items {
 		one := &all.Items[i]
@@ -72,8 +73,8 @@ func Class(ctx context.Context, c client.Reader, name *string) (*storagev1.Stora
 	return found, nil
 }
 
-// MissingClass returns why no claim of a storage class gets a volume, or "". The name is as for
-// Class. user is the kind of the object that names the class, for people.
+// MissingClass returns why no claim of a storage class gets a volume, or "". class is as for Class.
+// user is the kind of the object with the class, for people.
 func MissingClass(ctx context.Context, c client.Reader, class *string, user string) (
 	string, error) {
 	if class != nil && *class == "" {

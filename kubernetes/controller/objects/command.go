@@ -19,11 +19,11 @@ type Command struct {
 	Args []string
 	// Image is the image of kubevirt-disk.
 	Image string
-	// Claim has the disk. Its file system is at Dir, or its block device at Device.
+	// Claim is the claim with the disk. Its file system is at Dir, or its block device at Device.
 	Claim, Dir, Device string
 	// Secret has the registry's credential (kubernetes.io/dockerconfigjson); "": none.
 	Secret string
-	// CA has certificates that are trusted beside the usual ones; nil: none.
+	// CA has certificates that are trusted in addition to the usual ones; nil: none.
 	CA *v1alpha1.ConfigMapKey
 	// Retries is how often a pod may fail before the Job has failed.
 	Retries int32
@@ -83,7 +83,7 @@ func (c Command) Job(m metav1.ObjectMeta, pods map[string]string) *batchv1.Job {
 		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volume, VolumeSource: source})
 	}
 	if c.Secret != "" {
-		// Of a secret of another type there is nothing to mount, and the pod does not start.
+		// A secret of another type does not have this key, and the pod does not start.
 		key := corev1.DockerConfigJsonKey
 		file("REGISTRY_CONFIG", "registry", registryDir, key, corev1.VolumeSource{
 			Secret: &corev1.SecretVolumeSource{SecretName: c.Secret,
@@ -98,7 +98,7 @@ func (c Command) Job(m metav1.ObjectMeta, pods map[string]string) *batchv1.Job {
 	}
 	pod.Containers = []corev1.Container{container}
 	return &batchv1.Job{ObjectMeta: m, Spec: batchv1.JobSpec{BackoffLimit: new(c.Retries),
-		// A pod that is ending may still write, for as long as its node is lost.
+		// A pod that is ending may still write while its node is lost.
 		PodReplacementPolicy: new(batchv1.Failed),
 		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: pods},
 			Spec: pod}}}

@@ -24,8 +24,8 @@ import (
 const annotationApplied = v1alpha1.Group + "/applied"
 
 // Ensure applies an object. If the same was applied before, it sends no request. It returns whether
-// it applied. have is the object as it was read; without a resourceVersion there is none yet. Other
-// people's changes in fields of the object stay until another object is wanted.
+// it applied the object. have is the object as read; without a resourceVersion there is none.
+// Changes by others in fields of the object stay until want changes.
 func Ensure(ctx context.Context, c client.Client, have, want client.Object) (bool, error) {
 	other, err := differs(have, want)
 	if !other || err != nil {
@@ -34,7 +34,7 @@ func Ensure(ctx context.Context, c client.Client, have, want client.Object) (boo
 	return true, Apply(ctx, c, want)
 }
 
-// Make is Ensure for a kind of which the cache has only our own objects. want has MetaOf.
+// Make is Ensure for a kind of which the cache has only our own objects. want is made with MetaOf.
 func (k Kit) Make(ctx context.Context, have, want client.Object) (bool, error) {
 	if have.GetResourceVersion() != "" {
 		return Ensure(ctx, k.Client, have, want)
@@ -45,9 +45,9 @@ func (k Kit) Make(ctx context.Context, have, want client.Object) (bool, error) {
 	return true, k.New(ctx, want)
 }
 
-// New makes an object, with MetaOf, that is not in the cache. If somebody else has made one of that
-// name, the error is AlreadyExists. If that one is the same, and the cache is late, it is a
-// conflict, which passes.
+// New makes an object, with MetaOf, that is not in the cache. The error is AlreadyExists if there
+// is an object of another owner with its name. If it is our own object, and the cache is late, the
+// error is a conflict, which is temporary.
 func (k Kit) New(ctx context.Context, o client.Object) error {
 	err := k.Create(ctx, o, client.FieldOwner(v1alpha1.FieldManager))
 	if !apierrors.IsAlreadyExists(err) {
@@ -57,7 +57,7 @@ func (k Kit) New(ctx context.Context, o client.Object) error {
 	if wrong != nil {
 		return wrong
 	}
-	// The controller may list these kinds, and not get one.
+	// The controller may list these kinds, but not get one object.
 	ours := &metav1.PartialObjectMetadataList{}
 	ours.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
 	if wrong := k.Live.List(ctx, ours, client.InNamespace(o.GetNamespace()),
@@ -74,8 +74,8 @@ func (k Kit) New(ctx context.Context, o client.Object) error {
 	return err
 }
 
-// differs notes a digest on an object that is wanted, and reports whether that of the object as it
-// was read is another one.
+// differs records the digest of a wanted object on it, and reports whether the digest on the
+// existing object is another one.
 func differs(have, want client.Object) (bool, error) {
 	digest, err := digest(want)
 	if err != nil || have.GetAnnotations()[annotationApplied] == digest {
@@ -100,8 +100,8 @@ func digest(object client.Object) (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// Refused says in words for a person why the API server refuses an object, with the reason of a
-// condition. It returns "" if the error may pass by itself.
+// Refused explains to a person why the API server refuses an object, with the reason for a
+// condition. It returns "" if the error may be temporary.
 func Refused(err error, what string) (reason, message string) {
 	switch {
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):

@@ -60,7 +60,7 @@ var eventTypes = map[string]string{
 // EventType is the type of the event for a reason, or "" if there is none.
 func EventType(reason string) string { return eventTypes[reason] }
 
-// action says what the controller was doing, which every event has to name.
+// action is the activity of the controller, which every event has to name.
 const action = "Reconcile"
 
 // maxNote is the longest note of an event that the API server takes. Bytes.
@@ -80,8 +80,8 @@ func (k Kit) Tell(before, after Reported, kind func(reason string) string) {
 	}
 }
 
-// Event sends an event for a reason, if the reason has one. related is the other object that it is
-// about, or nil.
+// Event sends an event for a reason, if the reason has one. related is the other object of the
+// event, or nil.
 func Event(r events.EventRecorder, object, related runtime.Object, reason, message string) {
 	EventAs(EventType, r, object, related, reason, message)
 }
@@ -99,7 +99,7 @@ func EventAs(kind func(reason string) string, r events.EventRecorder, object,
 	r.Eventf(object, related, of, reason, action, "%s", message)
 }
 
-// Once remembers for an hour what was said or done, so that it is said or done once. Nothing else
+// Once remembers for an hour what was reported or done, so that it is not repeated. Nothing else
 // depends on it: after a restart, it is empty. The zero value is ready.
 type Once struct {
 	made sync.Once
@@ -115,7 +115,7 @@ func (o *Once) First(what any) bool {
 	return !known
 }
 
-// Known reports whether something was there already.
+// Known reports whether something was remembered already.
 func (o *Once) Known(what any) bool {
 	o.made.Do(func() { o.seen = cache.NewExpiring() })
 	_, known := o.seen.Get(what)

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Ended is the condition that says how a Job has ended; its type is "" until then.
+// Ended is the condition with the result of a Job; its type is "" until the Job has ended.
 func Ended(job *batchv1.Job) batchv1.JobCondition {
 	for _, c := range job.Status.Conditions {
 		if c.Status == corev1.ConditionTrue &&
@@ -25,8 +25,8 @@ func Ended(job *batchv1.Job) batchv1.JobCondition {
 	return batchv1.JobCondition{}
 }
 
-// Left is how long a Job that has ended stays, if it stays for a while. One that ends in the
-// future, by a clock that was wrong, stays no longer.
+// Left is how long an ended Job still stays, if it stays for a while. An end in the future, from a
+// wrong clock, does not prolong this.
 func Left(ended batchv1.JobCondition, while time.Duration) time.Duration {
 	left := time.Until(ended.LastTransitionTime.Add(while))
 	if left > 2*while {
@@ -35,7 +35,7 @@ func Left(ended batchv1.JobCondition, while time.Duration) time.Duration {
 	return left
 }
 
-// LastWords returns what the last pod of a Job said at its end: of the pods that succeeded if the
+// LastWords returns the last message of the last pod of a Job: of the pods that succeeded if the
 // Job did, else of those that failed. The pods have the name of the Job in a label.
 func LastWords(ctx context.Context, from client.Reader, job *batchv1.Job, label string) (string,
 	error) {
@@ -60,7 +60,7 @@ func LastWords(ctx context.Context, from client.Reader, job *batchv1.Job, label 
 	return said, nil
 }
 
-// DeleteJob deletes a Job: in the foreground after its pods, else before them.
+// DeleteJob deletes a Job: after its pods in the foreground, else before them.
 func DeleteJob(ctx context.Context, c client.Client, job *batchv1.Job,
 	how metav1.DeletionPropagation) error {
 	if job.DeletionTimestamp != nil {

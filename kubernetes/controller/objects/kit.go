@@ -23,34 +23,35 @@ import (
 type Options struct {
 	// Server is the image of kubevirt-disk that serves disks, and fetches and commits them.
 	Server string
-	// ClaimSize is the size of a claim whose identity names none.
+	// ClaimSize is the size of a claim if its identity has none.
 	ClaimSize resource.Quantity
 	// UsageTypes are the storage classes by the usage types that users may name.
 	UsageTypes map[string]string
-	// ReadWriteOnce are the storage classes whose volumes do not have ReadWriteOncePod. "*" means
-	// all.
+	// ReadWriteOnce are the storage classes whose volumes do not support ReadWriteOncePod. "*"
+	// means all.
 	ReadWriteOnce []string
 	// SnapshotClass is the VolumeSnapshotClass of images; "": the driver's default.
 	SnapshotClass string
-	// PullSecret is the name of the secret, in the namespaces of identities, with the credential
-	// of the registry from which images for snapshots are fetched; "": none.
+	// PullSecret is the name of a secret in the namespaces of identities. It has the credential of
+	// the registry from which images for snapshots are fetched; "": none.
 	PullSecret string
-	// PullCA is the name of the ConfigMap there with certificates (ca.crt) that are trusted for it,
-	// too; "": none.
+	// PullCA is the name of a ConfigMap in these namespaces. It has additional certificates
+	// (ca.crt) for that registry; "": none.
 	PullCA string
-	// Without lists features that are turned off. Objects that need one say so in their conditions,
-	// and the controller needs no rights for it.
+	// Without lists features that are turned off. Objects that need one report this in their
+	// conditions, and the controller needs no rights for it.
 	Without []string
 	// MoveImage is the image of kubevirt-disk-controller that moves disks of type Local to other
 	// nodes; "": they stay where they are.
 	MoveImage string
 	// FillClaims fills the claims that name a VMImage as their source.
 	FillClaims bool
-	// Volumes makes the PersistentVolumes that identities with attachment Service ask for.
+	// Volumes makes the PersistentVolumes that identities with attachment Service request.
 	Volumes bool
 	// Namespaces to work in; none: all.
 	Namespaces []string
-	// Follow are the registries whose tags may be followed: HOST, or HOST/PATH with all below it.
+	// Follow are the registries whose tags may be followed: HOST, or HOST/PATH with everything
+	// below.
 	Follow []string
 	// Concurrency is how many objects of a kind are handled at once. 0: one.
 	Concurrency int
@@ -67,15 +68,15 @@ const (
 // Off reports whether a feature is turned off.
 func (o Options) Off(feature string) bool { return slices.Contains(o.Without, feature) }
 
-// Kit is what every controller works with.
+// Kit has the tools of every controller.
 type Kit struct {
 	// Client writes, and reads from the cache.
 	client.Client
-	// Live reads from the API server, because the cache may be late, and has not everything.
+	// Live reads from the API server, because the cache may be late, and does not have everything.
 	Live    client.Reader
 	Events  events.EventRecorder
 	Options Options
-	// Images says which images may be used. nil: all may.
+	// Images decides which images may be used. nil: all.
 	Images Images
 	// Snapshots reads VolumeSnapshots. nil: the cluster has none, or they are turned off.
 	Snapshots client.Reader
@@ -95,20 +96,20 @@ func (k Kit) For(mgr ctrl.Manager, name string, object client.Object,
 }
 
 // ForAsking is For for a controller that asks pods for their pages. It handles so many objects at
-// once that pages which hang do not keep it from the others.
+// once that some hanging pages do not block the others.
 func (k Kit) ForAsking(mgr ctrl.Manager, name string, object client.Object) *builder.Builder {
 	k.Options.Concurrency = max(k.Options.Concurrency, asking)
 	return k.For(mgr, name, object)
 }
 
-// Reported is an object of ours with conditions.
+// Reported is an object of our API group with conditions.
 type Reported interface {
 	client.Object
 	GetConditions() []metav1.Condition
 }
 
-// Report writes the status of an object if it differs from what it was before, and sends the events
-// of the conditions that have changed. It is no error if the object is gone.
+// Report writes the status of an object if it differs from that of before, and sends the events of
+// the changed conditions. It is no error if the object is gone.
 func (k Kit) Report(ctx context.Context, before, after Reported) error {
 	return k.ReportAs(ctx, before, after, EventType)
 }
@@ -124,8 +125,8 @@ func (k Kit) ReportAs(ctx context.Context, before, after Reported,
 	return nil
 }
 
-// SetFinalizer gives an object a finalizer, or takes it away. The change makes another request. It
-// is no error if the object is gone.
+// SetFinalizer adds a finalizer to an object, or removes it. The change triggers another reconcile.
+// It is no error if the object is gone.
 func (k Kit) SetFinalizer(ctx context.Context, o client.Object, name string, want bool) error {
 	if controllerutil.ContainsFinalizer(o, name) == want {
 		return nil
@@ -143,8 +144,8 @@ func (k Kit) SetFinalizer(ctx context.Context, o client.Object, name string, wan
 	return nil
 }
 
-// Fresh is a conflict if an identity, as it was read, is not the newest: the cache is late, or
-// another controller leads by now.
+// Fresh returns a conflict if an identity is not the newest version: the cache is late, or another
+// controller leads now.
 func (k Kit) Fresh(ctx context.Context, id *v1alpha1.VMIdentity) error {
 	now, err := Find[v1alpha1.VMIdentity](ctx, k.Live, "VMIdentity", client.ObjectKeyFromObject(id))
 	if err == nil && (now == nil || now.ResourceVersion != id.ResourceVersion) {

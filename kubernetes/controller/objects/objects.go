@@ -1,5 +1,5 @@
-// Package objects is how every controller writes objects: by server-side apply under one name, and
-// a status only if it changed.
+// Package objects has the functions of every controller for writing objects: by server-side apply
+// under one name, and a status only if it changed.
 package objects
 
 import (
@@ -20,10 +20,9 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// Apply makes an object as given, or changes those of its fields that are given, by server-side
-// apply (one request). It takes over fields that others own and want to be different. It leaves out
-// the status and the fields that the server fills in. Fields with the zero value that are marked
-// omitempty count as not given.
+// Apply makes an object, or changes its given fields, by server-side apply (one request). It takes
+// over fields that others own with another value. It leaves out the status and the fields that the
+// server fills in. Fields with the zero value and omitempty count as not given.
 func Apply(ctx context.Context, c client.Client, object client.Object) error {
 	kind, err := apiutil.GVKForObject(object, c.Scheme())
 	if err != nil {
@@ -43,9 +42,9 @@ func Apply(ctx context.Context, c client.Client, object client.Object) error {
 		client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
 }
 
-// Find reads an object; nil: there is none. what names its kind in errors, such as "claim". The
-// name may be anything that a person has written: the API server is not asked for one that no
-// object can have, because its client finds that an error.
+// Find reads an object; nil: there is none. what is its kind for errors, such as "claim". The name
+// may be any text from a person: if no object can have it, Find does not ask the API server,
+// because the client would return an error.
 func Find[T any, O interface {
 	*T
 	client.Object
@@ -67,9 +66,9 @@ func Find[T any, O interface {
 // KindOf is the kind of a typed object, for people.
 func KindOf(o client.Object) string { return strings.TrimPrefix(fmt.Sprintf("%T", o), "*v1.") }
 
-// PatchStatus writes the status of after if it differs from that of before, which is the object as
-// it was read. If somebody has written it since, the error is a conflict: the conditions of several
-// controllers are in one list, and none may overwrite another's.
+// PatchStatus writes the status of after if it differs from that of before, the object as read. If
+// another client has written it since, the error is a conflict: several controllers write
+// conditions in one list, and none may overwrite another's.
 func PatchStatus(ctx context.Context, c client.Client, before, after client.Object) error {
 	was, err := statusOf(before)
 	if err != nil {
@@ -85,13 +84,13 @@ func PatchStatus(ctx context.Context, c client.Client, before, after client.Obje
 	return c.Status().Patch(ctx, after, Lock(before), client.FieldOwner(v1alpha1.FieldManager))
 }
 
-// Lock is a merge patch that fails if somebody has written the object since it was read.
+// Lock is a merge patch that fails if the object was written since it was read.
 func Lock(before client.Object) client.Patch {
 	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 }
 
-// Change writes what change has made of an object, if nobody has written it since it was read. It
-// is no error if the object is gone.
+// Change applies change to an object and writes it, if it was not written since it was read. It is
+// no error if the object is gone.
 func Change[T client.Object](ctx context.Context, c client.Client, before T, change func(T)) error {
 	after := before.DeepCopyObject().(T)
 	change(after)
@@ -99,7 +98,7 @@ func Change[T client.Object](ctx context.Context, c client.Client, before T, cha
 		client.FieldOwner(v1alpha1.FieldManager)))
 }
 
-// Owned are the owner references of what belongs to an object of our API group alone.
+// Owned are the owner references of an object that has only one owner, of our API group.
 func Owned(kind string, owner client.Object) []metav1.OwnerReference {
 	return []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(), Kind: kind,
 		Name: owner.GetName(), UID: owner.GetUID(), Controller: new(true)}}
@@ -122,17 +121,17 @@ func statusOf(object client.Object) (any, error) {
 	return content["status"], err
 }
 
-// SetCondition sets a condition that was observed at a generation. The time changes only with the
-// status.
+// SetCondition sets a condition with the generation for which it is true. Its time changes only
+// with its status.
 func SetCondition(conditions *[]metav1.Condition, generation int64, c metav1.Condition) {
 	c.ObservedGeneration = generation
 	meta.SetStatusCondition(conditions, c)
 }
 
-// Images says which images may be used.
+// Images decides which images may be used.
 type Images interface {
 	// Refuse returns why the image of an identity may not be used now, or "". When the answer
-	// changes, so does the identity's status.
+	// changes, the identity's status changes, too.
 	Refuse(ctx context.Context, id *v1alpha1.VMIdentity) (reason, message string, err error)
 }
 

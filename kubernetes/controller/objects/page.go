@@ -50,16 +50,17 @@ func PagesAddress(pod *corev1.Pod) string {
 	return net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(int(PagesPort(&pod.Spec))))
 }
 
-// MaxPage is how much of a daemon's answer is read, in bytes. Answers have some KiB.
+// MaxPage limits the part of a daemon's answer that is read, in bytes. Answers have some KiB.
 const MaxPage = 1 << 20
 
-// maxValues is about how many values an answer may have. A value of two bytes may take hundreds.
+// maxValues is about how many values an answer may have. A value of two bytes may take hundreds of
+// bytes of memory.
 const maxValues = 16 << 10
 
-// pageTimeout is how long an answer is waited for.
+// pageTimeout is how long to wait for an answer.
 const pageTimeout = 5 * time.Second
 
-// pages asks seldom, and without a proxy. An answer is not trusted to redirect us.
+// pages uses no proxy, and does not follow redirects, because an answer is not trusted.
 var pages = &http.Client{
 	Timeout:   pageTimeout,
 	Transport: &http.Transport{DisableKeepAlives: true},
@@ -77,7 +78,7 @@ func ReadStatus(ctx context.Context, address string) (*status.Status, error) {
 	return page, nil
 }
 
-// ReadProgress reads how far the command at an address, host:port, is.
+// ReadProgress reads the progress of the command at an address, host:port.
 func ReadProgress(ctx context.Context, address string) (p status.Progress, err error) {
 	err = readPage(ctx, "http://"+address+"/progress", &p)
 	return p, err

@@ -27,18 +27,18 @@ func Finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// Asking is a pod that asks for the disk of an identity, with what it says of that disk.
+// Asking is a pod that asks for the disk of an identity.
 type Asking struct {
 	*corev1.Pod
-	// Number is that of the disk in the pod: see admission.Disk.
+	// Number is the number of the disk in the pod: see admission.Disk.
 	Number int
-	// SetName is the VMIdentitySet that the pod names; "": it serves the disk, or moves it.
+	// SetName is the VMIdentitySet that the pod names; "": the pod serves the disk, or moves it.
 	SetName string
-	// Gate is the index of the gate that holds the pod until it has the disk; -1: none does.
+	// Gate is the index of the gate that holds the pod until it has the disk; -1: none.
 	Gate int
 }
 
-// Asks says what a pod asks for of an identity.
+// Asks returns how a pod asks for an identity.
 func Asks(pod *corev1.Pod, identity string) Asking {
 	n := Number(pod, identity)
 	gate := v1alpha1.Numbered(v1alpha1.Gate, n)
@@ -46,8 +46,8 @@ func Asks(pod *corev1.Pod, identity string) Asking {
 		func(g corev1.PodSchedulingGate) bool { return g.Name == gate })}
 }
 
-// AskingFor are those of some pods that ask for an identity and have not ended, oldest first. Pods
-// that serve the disk or move it do not ask.
+// AskingFor returns those pods that ask for an identity and have not ended, oldest first. Pods that
+// serve the disk or move it do not ask.
 func AskingFor(pods []corev1.Pod, identity string) (all []Asking) {
 	for i := range pods {
 		if p := Asks(&pods[i], identity); p.SetName != "" && !Finished(p.Pod) {
@@ -67,13 +67,13 @@ func (a Asking) Waits() bool { return a.Gate >= 0 && a.DeletionTimestamp == nil 
 // Gated reports whether a pod is held by the gate of an identity.
 func Gated(pod *corev1.Pod, identity string) bool { return Asks(pod, identity).Gate >= 0 }
 
-// Number is the number of the disk that a pod has of an identity, by the labels of the pod. It is 0
-// if the pod has none.
+// Number is the number that a disk of an identity has in a pod, by the labels of the pod. It is 0
+// if the pod does not have the disk.
 func Number(pod client.Object, identity string) int {
 	return max(0, slices.Index(identities(pod), identity))
 }
 
-// identities are those that the labels of an object name, by the numbers of the disks.
+// identities are the identities in the labels of an object, by the numbers of the disks.
 func identities(o client.Object) []string {
 	all := []string{o.GetLabels()[v1alpha1.LabelIdentity]}
 	if _, several := o.GetLabels()[v1alpha1.LabelSeveral]; several {
@@ -110,8 +110,8 @@ func PodsOf(ctx context.Context, from client.Reader, identity metav1.Object) ([]
 	})...), nil
 }
 
-// PodsWith returns the pods of an identity, and those that may write to its claim without naming
-// it. It reads all pods of the namespace.
+// PodsWith returns the pods of an identity, and other pods that may write to its claim. It reads
+// all pods of the namespace.
 func PodsWith(ctx context.Context, live client.Reader, identity metav1.Object) ([]corev1.Pod,
 	error) {
 	var all corev1.PodList
@@ -124,8 +124,8 @@ func PodsWith(ctx context.Context, live client.Reader, identity metav1.Object) (
 	}), nil
 }
 
-// User returns a pod that runs with the disk of an identity, or "". The pods are those of PodsOf or
-// PodsWith. One that its gate still holds does not use the disk yet.
+// User returns a running pod with the disk of an identity, or "". The pods are those of PodsOf or
+// PodsWith. A pod at its gate does not use the disk yet.
 func User(pods []corev1.Pod, identity metav1.Object) string {
 	for i := range pods {
 		if !Finished(&pods[i]) && !Gated(&pods[i], identity.GetName()) {
@@ -144,7 +144,7 @@ func Identities(_ context.Context, pod client.Object) (all []reconcile.Request) 
 	return all
 }
 
-// ByLabel requests the identity that a label of an object names, if the object has the label.
+// ByLabel requests the identity in a label of an object, if the object has the label.
 func ByLabel(label string) handler.MapFunc {
 	return func(_ context.Context, o client.Object) []reconcile.Request {
 		name := o.GetLabels()[label]
@@ -156,7 +156,7 @@ func ByLabel(label string) handler.MapFunc {
 	}
 }
 
-// Unschedulable is the condition of a pod that says why the scheduler finds no node for it, or nil.
+// Unschedulable is the condition of a pod with the scheduler's reason for finding no node, or nil.
 func Unschedulable(pod *corev1.Pod) *corev1.PodCondition {
 	for i, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse &&
@@ -167,9 +167,9 @@ func Unschedulable(pod *corev1.Pod) *corev1.PodCondition {
 	return nil
 }
 
-// Anew reports whether an update brings another spec, and not only another status. An object that
-// was deleted and made again while the watch was lost arrives as an update, too. It has another
-// UID, and may have the same generation.
+// Anew reports whether an update has a new spec, and not only a new status. An object that was
+// deleted and made again while the watch was lost arrives as an update, too. It has another UID,
+// and may have the same generation.
 func Anew(before, after client.Object) bool {
 	return before.GetUID() != after.GetUID() || before.GetGeneration() != after.GetGeneration()
 }
@@ -181,27 +181,27 @@ func NewSpec() predicate.Predicate {
 	}}
 }
 
-// The shortest and longest time before a failed attempt is repeated. It is repeated within a
-// minute, because people look at what they have just repaired.
+// The shortest and longest time between a failed attempt and the next. It is at most a minute,
+// because people look at what they have just repaired.
 const (
 	firstTry = 10 * time.Millisecond
 	lastTry  = time.Minute
-	// afterConflict is how long the cache gets to receive somebody else's write.
+	// afterConflict is how long to wait for the cache to receive another client's write.
 	afterConflict = 50 * time.Millisecond
-	// asking is how many pods may be waited for at once, each for pageTimeout. In a minute, these
-	// are more than a thousand that do not answer.
+	// asking is how many pods may be asked at once, each for at most pageTimeout. In a minute, more
+	// than a thousand pods may fail to answer.
 	asking = 128
 )
 
-// working are the options of a controller that handles some objects at once. 0: one.
+// working are the options of a controller that handles several objects at once. 0: one.
 func working(concurrency int) controller.Options {
 	return controller.Options{MaxConcurrentReconciles: concurrency,
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
 			firstTry, lastTry)}
 }
 
-// Reconciler is r for a manager. A conflict is no failure then: somebody else was faster, and the
-// cache will have that change in a moment.
+// Reconciler wraps r for a manager. A conflict is then no failure: another client was faster, and
+// the cache will have its change in a moment.
 func Reconciler(r reconcile.Reconciler) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result,
 		error) {
@@ -213,8 +213,8 @@ func Reconciler(r reconcile.Reconciler) reconcile.Reconciler {
 	})
 }
 
-// Writes reports whether a pod may write to a claim. That of a generic ephemeral volume has the
-// names of the pod and the volume.
+// Writes reports whether a pod may write to a claim. The claim of a generic ephemeral volume is
+// named after the pod and the volume.
 func Writes(pod *corev1.Pod, claim string) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		c := v.PersistentVolumeClaim
@@ -223,8 +223,8 @@ func Writes(pod *corev1.Pod, claim string) bool {
 	})
 }
 
-// Server is the pod that serves the disk of an identity and has an address, or nil. The cache that
-// it is read from has IndexIdentity.
+// Server is the pod that serves the disk of an identity and has an address, or nil. from is a cache
+// with IndexIdentity.
 func Server(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (*corev1.Pod, error) {
 	var pods corev1.PodList
 	if err := from.List(ctx, &pods, client.InNamespace(id.Namespace),
@@ -233,7 +233,8 @@ func Server(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (*
 	}
 	for i := range pods.Items {
 		p := &pods.Items[i]
-		// Anybody can give a pod the label. One that has the claim could write into it, too.
+		// Anybody can give a pod the label. A pod with the claim is trusted: it could also write
+		// into the claim.
 		if !Finished(p) && p.Status.PodIP != "" && DiskContainer(&p.Spec) != nil &&
 			Writes(p, v1alpha1.ClaimName(id.Name)) {
 			return p, nil

@@ -36,15 +36,15 @@ func ClaimOf(ctx context.Context, from client.Reader, namespace, name string) (
 		client.ObjectKey{Namespace: namespace, Name: name})
 }
 
-// Room in a claim besides the disk: a sixteenth of the disk for the file system, and up to 64 MiB
-// each for the map of the overlay and the state of the disk.
+// Room in a claim in addition to the disk: a sixteenth of the disk for the file system, and up to
+// 64 MiB each for the map of the overlay and the state of the disk.
 const (
 	fileSystemShare = 16
 	roomForState    = 128 << 20
 	mebibyte        = 1 << 20
 )
 
-// SizeOfClaim is the smallest size of a claim for a disk: the disk and the room besides it, in
+// SizeOfClaim is the smallest size of a claim for a disk: the disk and the room for its files, in
 // whole MiB.
 func (k Kit) SizeOfClaim(disk *v1alpha1.DiskSpec) resource.Quantity {
 	if disk.Size == nil {
@@ -56,7 +56,7 @@ func (k Kit) SizeOfClaim(disk *v1alpha1.DiskSpec) resource.Quantity {
 	return *resource.NewQuantity(size, resource.BinarySI)
 }
 
-// DeleteClaim deletes a claim whose disk may go. Kubernetes keeps it while a pod has it.
+// DeleteClaim deletes a claim whose disk is not needed. Kubernetes keeps it while a pod has it.
 func DeleteClaim(ctx context.Context, c client.Client, claim *corev1.PersistentVolumeClaim) error {
 	if err := ReleaseClaim(ctx, c, claim); err != nil || claim.DeletionTimestamp != nil {
 		return err
@@ -68,7 +68,7 @@ func DeleteClaim(ctx context.Context, c client.Client, claim *corev1.PersistentV
 	return nil
 }
 
-// ReleaseClaim lets Kubernetes delete a claim, now or when somebody asks for it.
+// ReleaseClaim lets Kubernetes delete a claim, now or after a request.
 func ReleaseClaim(ctx context.Context, c client.Client,
 	claim *corev1.PersistentVolumeClaim) error {
 	if !controllerutil.ContainsFinalizer(claim, v1alpha1.FinalizerDisk) {
@@ -82,8 +82,8 @@ func ReleaseClaim(ctx context.Context, c client.Client,
 	return nil
 }
 
-// BoundTo reports whether a volume, which may be nil, belongs to a claim according to Kubernetes. A
-// claim may name any volume in its spec, so that says nothing.
+// BoundTo reports whether a volume, which may be nil, belongs to a claim according to Kubernetes.
+// The claim's own spec does not prove this, because it may name any volume.
 func BoundTo(v *corev1.PersistentVolume, claim types.UID) bool {
 	return v != nil && claim != "" && v.Spec.ClaimRef != nil && v.Spec.ClaimRef.UID == claim
 }

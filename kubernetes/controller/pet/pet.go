@@ -59,7 +59,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	objects.SetCondition(&after.Status.Conditions, pet.Generation, *ready)
 	err = cmp.Or(r.ReportAs(ctx, &pet, after, eventType), err)
 	if err == nil && ready.Reason == v1alpha1.ReasonFailed {
-		// No event says that somebody else's object has gone.
+		// No event announces the end of an object of another owner.
 		return ctrl.Result{RequeueAfter: time.Minute}, nil
 	}
 	return ctrl.Result{}, err
@@ -69,8 +69,8 @@ func eventType(reason string) string {
 	return cmp.Or(objects.EventType(reason), corev1.EventTypeNormal)
 }
 
-// apply makes the set and the StatefulSet of a pet. It returns condition Ready, or nil if nothing
-// is known, and an error if another try may help.
+// apply makes the set and the StatefulSet of a pet. It returns condition Ready, or nil if the state
+// is unknown, and an error if another try may help.
 func (r *Reconciler) apply(ctx context.Context, pet *v1alpha1.VMPet) (*metav1.Condition, error) {
 	if r.Options.Off(objects.Pets) {
 		return invalid(errors.New("pets are turned off (--without=pets): make a VMIdentitySet " +
@@ -95,7 +95,7 @@ func (r *Reconciler) apply(ctx context.Context, pet *v1alpha1.VMPet) (*metav1.Co
 		}
 	}
 	if workload.Spec.Replicas != nil && *workload.Spec.Replicas != replicas(pet) {
-		workload.SetAnnotations(nil) // somebody scaled it: apply it again
+		workload.SetAnnotations(nil) // it was scaled: apply it again
 	}
 	for _, one := range all {
 		if _, err := objects.Ensure(ctx, r.Client, one.have, one.want); err != nil {
@@ -124,7 +124,7 @@ func invalid(err error) *metav1.Condition {
 }
 
 // refused returns the condition after a failed request. If the API server finds the pet invalid,
-// there is no other try until the pet changes. An error that passes by itself has no condition.
+// there is no other try until the pet changes. A temporary error has no condition.
 func refused(want client.Object, err error) (*metav1.Condition, error) {
 	what := "the " + want.GetObjectKind().GroupVersionKind().Kind
 	reason, message := objects.Refused(err, what)

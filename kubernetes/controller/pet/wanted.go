@@ -68,7 +68,7 @@ func statefulSet(pet *v1alpha1.VMPet) (client.Object, error) {
 		"replicas": int64(replicas(pet)),
 		"selector": map[string]any{
 			"matchLabels": map[string]any{v1alpha1.LabelPet: pet.Name}},
-		// If somebody makes a headless Service of this name, it gives the pod a DNS name.
+		// If there is a headless Service of this name, it gives the pod a DNS name.
 		"serviceName": pet.Name,
 		"template":    template,
 	}}}

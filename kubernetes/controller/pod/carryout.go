@@ -21,7 +21,7 @@ import (
 
 // carryOut writes a decision: first the user of the UUID, then the user of the disk, then the
 // credential if it was deleted, and last the gate. Each step is durable before the next. The
-// credential must be made while nobody runs with the old one, because its password is new.
+// credential must be made while no process uses the old one, because its password is new.
 func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 	var err error
 	switch {
@@ -37,8 +37,8 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 		return fmt.Errorf("status of VMIdentity %s: %w", d.id.Name, err)
 	}
 	r.Tell(d.before, d.id, objects.EventType)
-	// A pod with attachment Service uses the credential that the server has. If somebody has
-	// deleted that, another one would fit neither the server nor the machines that are logged in.
+	// A pod with attachment Service uses the server's credential. If that was deleted, a new one
+	// would fit neither the server nor the machines that are logged in.
 	if len(d.start) > 0 && d.id.Spec.Attachment != v1alpha1.Service {
 		made, err := identity.MakeSecret(ctx, r.Client, d.id)
 		if err != nil {
@@ -58,9 +58,8 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 	return nil
 }
 
-// annotations are what a pod learns of its identity before it is scheduled. An identity without a
-// size or a block size has none for the pod, either: a pod that was restored may have an earlier
-// one.
+// annotations are the data of an identity that a pod gets before it is scheduled. If the identity
+// has no size or block size, the pod gets an empty one: a restored pod may have an earlier one.
 func annotations(id *v1alpha1.VMIdentity, p objects.Asking) map[string]string {
 	all, number := make(map[string]string), p.Number
 	if id.Spec.FirmwareUUID != "" && number == 0 {
@@ -83,7 +82,7 @@ func annotations(id *v1alpha1.VMIdentity, p objects.Asking) map[string]string {
 }
 
 // ungate gives a pod its annotations, and removes the gate of an identity from exactly this pod.
-// Others may write the pod meanwhile.
+// Others may write the pod at the same time.
 func (r *Reconciler) ungate(ctx context.Context, p objects.Asking, add map[string]string) error {
 	path := fmt.Sprintf("/spec/schedulingGates/%d", p.Gate)
 	steps := []map[string]any{
@@ -94,7 +93,7 @@ func (r *Reconciler) ungate(ctx context.Context, p objects.Asking, add map[strin
 	if len(p.Spec.SchedulingGates) == 1 {
 		steps[2]["path"] = "/spec/schedulingGates"
 	}
-	// A pod without annotations names no set, so this one has some.
+	// A pod without annotations names no set, so this pod has some.
 	for _, name := range slices.Sorted(maps.Keys(add)) {
 		steps = append(steps, map[string]any{"op": "add", "value": add[name],
 			"path": "/metadata/annotations/" + strings.ReplaceAll(name, "/", "~1")}) // RFC 6901

@@ -20,15 +20,15 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
-// decision says what to do about an identity and the pods that ask for it.
+// decision is the result of decide for an identity and the pods that ask for it.
 type decision struct {
-	before, id *v1alpha1.VMIdentity // as read, and as it should be
-	pods       []objects.Asking     // pods that ask for it and have not ended
+	before, id *v1alpha1.VMIdentity // as read, and as wanted
+	pods       []objects.Asking     // pods that ask for the identity and have not ended
 	waiting    []objects.Asking     // of these, the pods that are at their gate
 
 	user   *corev1.Pod             // the pod that uses the disk, if the cache has it
-	inUse  bool                    // somebody uses the disk
-	freed  *corev1.ObjectReference // the pod that used it and has ended
+	inUse  bool                    // the disk is in use
+	freed  *corev1.ObjectReference // the pod that used the disk and has ended
 	result ctrl.Result
 
 	start []objects.Asking // pods whose gates are removed
@@ -83,7 +83,7 @@ func (r *Reconciler) findUser(ctx context.Context, d *decision) error {
 	if err != nil {
 		return err
 	}
-	// Somebody else removed a gate. Right or wrong, that pod runs.
+	// The gate of such a pod was removed by hand. Right or wrong, the pod runs.
 	for _, p := range d.pods {
 		ref := reference(p)
 		switch {
@@ -116,15 +116,15 @@ func (r *Reconciler) running(ctx context.Context, d *decision, ref *corev1.Objec
 	if !live || err != nil {
 		return nil, err
 	}
-	// The cache is late, or somebody took the labels off the pod. Then no event will announce its
+	// The cache is late, or the labels of the pod were removed. Then no event will announce its
 	// end.
 	d.result.RequeueAfter = pollInterval
 	return ref, nil
 }
 
-// besides returns why a pod may not start beside the one that uses the disk, or "". Only the pod
-// that KubeVirt has made to move a running machine may, and one at a time: it writes only after
-// the other has stopped.
+// besides returns why a pod may not start while another one uses the disk, or "". Only KubeVirt's
+// target pod for moving a running machine may, and one at a time: it writes only after the other
+// pod has stopped.
 func (d *decision) besides(p objects.Asking) string {
 	user, target := d.id.Status.UsedBy, d.id.Status.MigratesTo
 	switch {
@@ -197,12 +197,12 @@ func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking
 		}
 		return because(c.Reason, "%s", c.Message)
 	}
-	// Ready may be from before the attachment has changed.
+	// Ready may be older than the change of the attachment.
 	if id.Spec.Attachment == v1alpha1.Service &&
 		!meta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionServed) {
 		return because(v1alpha1.ReasonStarting, "its disk is not served yet")
 	}
-	// Now, and not when Ready was written: a policy may have changed since.
+	// Check it now, because a policy may have changed since Ready was written.
 	if reason, message, err := r.ImageRefused(ctx, id); err != nil {
 		return nil, err
 	} else if reason != "" {
@@ -244,7 +244,7 @@ func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking
 	if fixed(id) && admission.Machine(p.Pod) == "" {
 		return r.waitForUUID(ctx, d, set, p)
 	}
-	// All pods take their disks in one order, so no two of them have one that the other needs.
+	// All pods take their disks in one order, so that no two pods wait for each other's disk.
 	for _, other := range objects.ByIdentity(p.Pod) {
 		if other < id.Name && objects.Gated(p.Pod, other) {
 			return because(v1alpha1.ReasonStarting, "its disk of VMIdentity %s comes first: "+
@@ -254,8 +254,8 @@ func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking
 	return nil, nil
 }
 
-// begins returns why a disk cannot begin from its source now: a clone of what somebody writes is
-// worth nothing.
+// begins returns why a disk cannot begin from its source now: a clone of a disk that a pod writes
+// is useless.
 func (r *Reconciler) begins(ctx context.Context, id *v1alpha1.VMIdentity, p objects.Asking) (
 	source.Answer, error) {
 	claim, err := objects.Claim(ctx, r.Live, id)
@@ -271,9 +271,9 @@ func hostOf(id *v1alpha1.VMIdentity) string {
 	return host
 }
 
-// differs returns why a pod cannot use a disk that is not as its set says, or "". The set may have
-// been made again after the disk was, or after admission has looked at the pod. Only what the pod
-// was made for has to agree: where a disk is and how large it is, its identity knows.
+// differs returns why a pod cannot use a disk that differs from its set, or "". The set may have
+// been made again after the disk, or after admission has looked at the pod. Only the properties for
+// which the pod was made have to agree: the place and the size of a disk are in its identity.
 func (r *Reconciler) differs(ctx context.Context, id *v1alpha1.VMIdentity,
 	set *v1alpha1.VMIdentitySet, p objects.Asking) (string, error) {
 	if message := unfit(id, set, p); message != "" {
@@ -282,7 +282,7 @@ func (r *Reconciler) differs(ctx context.Context, id *v1alpha1.VMIdentity,
 	if id.Spec.Population == v1alpha1.Snapshot || diskOf(p) == nil || imageOf(p) != "" {
 		return "", nil
 	}
-	// Admission believed status.hydratedClaim. Now the claim counts.
+	// Admission trusted status.hydratedClaim. Now check the claim.
 	claim, err := objects.Claim(ctx, r.Live, id)
 	if err != nil || claim != nil && id.NeedsNoImage(claim.UID) {
 		return "", err
@@ -291,10 +291,10 @@ func (r *Reconciler) differs(ctx context.Context, id *v1alpha1.VMIdentity,
 		madeAgain, id.Name), nil
 }
 
-// madeAgain is what to do about a pod that was made for something else.
+// madeAgain is the advice for a pod that was made for another disk.
 const madeAgain = ": delete the pod, and make it again from its own manifest"
 
-// unfit is what differs shows without asking for the claim.
+// unfit is differs without reading the claim.
 func unfit(id *v1alpha1.VMIdentity, set *v1alpha1.VMIdentitySet, p objects.Asking) string {
 	disk := diskOf(p)
 	service := id.Spec.Attachment == v1alpha1.Service
@@ -348,7 +348,8 @@ func reference(p objects.Asking) *corev1.ObjectReference {
 	return &corev1.ObjectReference{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID}
 }
 
-// say sets the conditions about the use of the disk. first is the reason why the first pod waits.
+// say sets the conditions about the use of the disk. first is the first waiting pod, with its
+// reason.
 func (d *decision) say(first *waitingPod) {
 	c := metav1.Condition{Type: v1alpha1.ConditionInUse, Status: metav1.ConditionFalse,
 		Reason: v1alpha1.ReasonNotInUse, Message: "no pod uses the disk"}
@@ -371,7 +372,8 @@ func (d *decision) say(first *waitingPod) {
 			c.Message += "; " + first.message
 		}
 	case first != nil && !status.Ready && first.reason != v1alpha1.ReasonImageDiffers:
-		// Condition Ready already says so, and others are writing the identity right now.
+		// Condition Ready already reports it, and other controllers are writing the identity right
+		// now.
 		if meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionInUse) == nil {
 			return
 		}

@@ -45,7 +45,7 @@ func (r *Reconciler) waitForUUID(ctx context.Context, d *decision, set *v1alpha1
 	return nil, nil
 }
 
-// usersOfUUID are the pods that may have the UUID of an identity: the one that the set names, and
+// usersOfUUID are the pods that may have the UUID of an identity: the pod that the set names, and
 // those of its other identities. A set that was made again names none.
 func (r *Reconciler) usersOfUUID(ctx context.Context, id *v1alpha1.VMIdentity,
 	set *v1alpha1.VMIdentitySet) (users []*corev1.ObjectReference, err error) {
@@ -67,7 +67,7 @@ func (r *Reconciler) usersOfUUID(ctx context.Context, id *v1alpha1.VMIdentity,
 	return users, nil
 }
 
-// takeUUID makes a set name the pod that has its UUID. nil: none.
+// takeUUID records in a set the pod that has its UUID. nil: none.
 func (r *Reconciler) takeUUID(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	next *corev1.ObjectReference) error {
 	after := set.DeepCopy()
@@ -78,7 +78,7 @@ func (r *Reconciler) takeUUID(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	return nil
 }
 
-// freeUUID makes a set forget a pod that has ended. This comes before the identity forgets the pod,
+// freeUUID removes from a set a pod that has ended. This comes before the identity forgets the pod,
 // so that a kill in between leaves nothing behind.
 func (r *Reconciler) freeUUID(ctx context.Context, id *v1alpha1.VMIdentity,
 	ended *corev1.ObjectReference) error {
@@ -97,8 +97,8 @@ func (r *Reconciler) freeUUID(ctx context.Context, id *v1alpha1.VMIdentity,
 }
 
 // uuidOf is the SMBIOS UUID of one of many machines: version 5 (RFC 9562, section 5.5) of the set's
-// UUID and the identity's name. The API server has validated the UUID. Anything else is returned as
-// it is.
+// UUID and the identity's name. The API server has validated the UUID. Other text is returned
+// unchanged.
 func uuidOf(namespace, name string) string {
 	space, err := uuid.Parse(namespace)
 	if err != nil {

@@ -29,7 +29,7 @@ type waitingPod struct {
 	reason, message string
 }
 
-// pollInterval is how long to wait for changes that no event announces.
+// pollInterval is the time between two checks of state that no event announces.
 const pollInterval = 30 * time.Second
 
 // Reconcile decides who uses one identity.
@@ -72,8 +72,8 @@ func (r *Reconciler) pods(ctx context.Context, id types.NamespacedName) ([]objec
 // createIdentity makes the identity of a pod.
 func (r *Reconciler) createIdentity(ctx context.Context, name types.NamespacedName,
 	p objects.Asking) (ctrl.Result, error) {
-	// The disk stays as it is made now. Admission has looked at the set of now, and not at an
-	// earlier one, which the cache may still have.
+	// The properties of the disk are final. Admission used the present set, but the cache may still
+	// have an earlier one.
 	set, err := r.set(ctx, r.Live, p)
 	if err != nil {
 		return ctrl.Result{}, err
@@ -114,7 +114,7 @@ func (r *Reconciler) tell(id types.NamespacedName, p objects.Asking, h *waitingP
 	}
 }
 
-// eventType is the type of a waiting pod's event, or "" if it usually waits for moments only.
+// eventType is the type of a waiting pod's event, or "" if the reason is usually short.
 func eventType(reason string) string {
 	switch reason {
 	case v1alpha1.ReasonInUse, v1alpha1.ReasonSourceInUse, v1alpha1.ReasonCopying,
@@ -150,13 +150,13 @@ func newIdentity(name types.NamespacedName, set *v1alpha1.VMIdentitySet) *v1alph
 // maxLabel is the longest value of a label, in bytes.
 const maxLabel = 63
 
-// note is what was done about a waiting pod of an identity: the reason that people were told, or
-// opened. So people are told once, and a gate that the cache still has is not opened again.
+// note is the last action for a waiting pod of an identity: the reason of the last event, or
+// opened. It prevents a second event, and a second attempt to open a gate that the cache still has.
 type note struct {
 	identity types.NamespacedName
 	pod      types.UID
 	what     string
 }
 
-// opened is noted for a pod once its gate was removed.
+// opened is the note for a pod whose gate was removed.
 const opened = "opened"

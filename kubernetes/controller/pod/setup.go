@@ -22,7 +22,7 @@ const indexWaiting = v1alpha1.Group + "/pod-waits-for-set"
 
 // Setup adds the controller to a manager, whose cache has objects.IndexIdentity of pods.
 func Setup(mgr ctrl.Manager, kit objects.Kit) error {
-	// A cache that is not started yet waits for nothing.
+	// This does not wait for the cache, which is not started yet.
 	err := mgr.GetFieldIndexer().IndexField(context.Background(), &corev1.Pod{}, indexWaiting,
 		byWaiting)
 	if err != nil {
@@ -37,8 +37,8 @@ func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 		Complete(objects.Reconciler(r))
 }
 
-// setMatters ignores changes of the counts in a set's status. They change whenever an identity
-// becomes ready, and would wake all pods that wait for the set.
+// setMatters ignores changes of the counts in a set's status. They change when an identity becomes
+// ready, and would wake all pods that wait for the set.
 func setMatters() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, ok := e.ObjectOld.(*v1alpha1.VMIdentitySet)

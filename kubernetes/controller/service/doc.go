@@ -10,20 +10,19 @@
 //
 // # Handover
 //
-// Annotations of the VMIdentity say who should take the disk over, and when. The controller copies
-// that into an annotation of the server's pod. The kubelet writes it into a file of the downward
-// API, which the daemon follows, and the daemon's page /status has the outcome.
+// Annotations of the VMIdentity name the machine that takes the disk over, and the step to do now.
+// The controller copies them into an annotation of the server's pod. The kubelet writes it into a
+// file of the downward API, which the daemon follows, and the daemon's page /status has the result.
 //
-// So the daemon has no port that takes orders, and needs no key or certificate for one: the right
-// to hand a disk over is the right to change its pod, which the controller needs anyway to remove
-// gates. The right to run commands in pods (pods/exec), which people use for a handover, would let
-// the controller do everything that any pod of the cluster can. An endpoint with TLS and a token
-// would need a secret that the controller can read, while it reads none now, and certificates that
-// somebody renews.
+// So the daemon has no port for commands, and needs no key or certificate: the right to hand a disk
+// over is the right to change its pod, which the controller needs anyway to remove gates. The right
+// to run commands in pods (pods/exec), which people use for a handover, would let the controller do
+// everything that any pod of the cluster can. An endpoint with TLS and a token would need a secret
+// that the controller can read, while it reads none now, and certificates that have to be renewed.
 //
-// # What an upgrade does
+// # Upgrades
 //
 // A new image of the server in the controller's options applies to new Deployments. Existing
 // Deployments keep theirs, because otherwise all machines of the cluster would wait for their disks
-// at once. If somebody deletes a Deployment, it is made again with the new image.
+// at once. A deleted Deployment is made again with the new image.
 package service

@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// step returns the step that the annotations of an identity ask for; to is "" if they ask for none.
+// step returns the step that the annotations of an identity request; to is "" if they request none.
 // Without an annotation for the step, it is status.ActionOpen.
 func step(id *v1alpha1.VMIdentity) (to string, step status.Action, err error) {
 	to, step = id.Annotations[v1alpha1.AnnotationHandoverTo],
@@ -32,14 +32,14 @@ func step(id *v1alpha1.VMIdentity) (to string, step status.Action, err error) {
 	return to, step, err
 }
 
-// handover makes the daemon do the step that the annotations ask for. It records a finished step in
-// the status, so that the server of another pod does not do it again. It returns whether to look
-// again soon, because no event announces that the daemon has seen the annotation.
+// handover makes the daemon do the requested step. It records a finished step in the status, so
+// that the server of another pod does not repeat it. It returns whether to check again soon,
+// because no event announces that the daemon has seen the annotation.
 func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (
 	c *metav1.Condition, poll bool, err error) {
 	to, step, err := step(id)
 	switch {
-	// What is done stays done. What is not would be tried as long as it is asked.
+	// A finished step stays finished. Another one is repeated while it is requested.
 	case to == "", err == nil && id.Status.Handover == string(step)+" "+to:
 		return settled(id), false, r.request(ctx, id, pod, "")
 	case err != nil:
@@ -60,8 +60,8 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 	s, err := r.Ask(ctx, objects.PagesAddress(pod))
 	switch {
 	case err != nil:
-		// The error contains ports, which differ at each try, and each change of the status would
-		// be another try, at once.
+		// Do not include the error: it contains ports, which differ at each try, and each change of
+		// the status would cause another try at once.
 		return handoverCondition(v1alpha1.ReasonHandoverPending, fmt.Sprintf("the server in pod "+
 			"%s does not answer: let the controller reach http://%s/status", pod.Name,
 			objects.PagesAddress(pod))), true, nil
@@ -75,8 +75,8 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 	return handed(step, s.Handover.Done), false, nil
 }
 
-// request makes the annotation of a pod ask for a step; "": for none. A step of another time could
-// give the disk to a machine that had it then.
+// request sets the annotation of a pod that requests a step; "": none. An old step could give the
+// disk to a machine that had it then.
 func (r *Reconciler) request(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod,
 	asked string) error {
 	if pod == nil || pod.Annotations[v1alpha1.AnnotationHandoverRequest] == asked {
@@ -97,7 +97,7 @@ func (r *Reconciler) request(ctx context.Context, id *v1alpha1.VMIdentity, pod *
 	return nil
 }
 
-// handed is the condition after a step that is done.
+// handed is the condition after a finished step.
 func handed(step status.Action, done string) (c *metav1.Condition) {
 	switch step {
 	case status.ActionFinish:
@@ -113,8 +113,8 @@ func handed(step status.Action, done string) (c *metav1.Condition) {
 	return c
 }
 
-// settled is the condition while no step is asked for: that of the last one, and not of one that
-// was asked for and is no more. nil: it stays as it is.
+// settled is the condition while no step is requested: that of the last finished step, and not of a
+// withdrawn one. nil: no change.
 func settled(id *v1alpha1.VMIdentity) *metav1.Condition {
 	step, to, once := strings.Cut(id.Status.Handover, " ")
 	if !once {

@@ -17,9 +17,9 @@ import (
 )
 
 // remove stops serving an identity that is being deleted, or that should be served in another way.
-// While somebody uses the disk, it removes nothing, and condition Served names the users. It
-// returns whether everything is gone. It asks the API server, because the cache may not know yet
-// what was made a moment ago, and without the finalizer nobody looks again.
+// While the disk is in use, it removes nothing, and condition Served names the users. It returns
+// whether everything is gone. It asks the API server, because the cache may not have new objects
+// yet, and without the finalizer there is no later check.
 func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone bool, err error) {
 	users, known, err := r.users(ctx, id)
 	if err != nil || !known {
@@ -64,7 +64,8 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 	return true, nil
 }
 
-// stop deletes the Deployment and the Service of an identity. It returns whether one is left.
+// stop deletes the Deployment and the Service of an identity. It returns whether one of them
+// remains.
 func (r *Reconciler) stop(ctx context.Context, id *v1alpha1.VMIdentity) (left bool, err error) {
 	var deployments appsv1.DeploymentList
 	var services corev1.ServiceList
@@ -83,7 +84,7 @@ func (r *Reconciler) stop(ctx context.Context, id *v1alpha1.VMIdentity) (left bo
 	}
 	for one, name := range names {
 		if one.GetName() != name || !objects.Belongs(one, id) {
-			continue // of somebody else
+			continue // of another owner
 		}
 		left = true
 		if one.GetDeletionTimestamp() == nil {
@@ -99,8 +100,8 @@ func (r *Reconciler) stop(ctx context.Context, id *v1alpha1.VMIdentity) (left bo
 }
 
 // users returns the machines that use a disk: pods that name the identity, and initiators that are
-// logged in. Nobody can use a disk that is not served. If known is false, condition Served says
-// that its server does not answer.
+// logged in. A disk that is not served has no users. If known is false, condition Served tells that
+// its server does not answer.
 func (r *Reconciler) users(ctx context.Context, id *v1alpha1.VMIdentity) (users []string,
 	known bool, err error) {
 	// The cache may not know yet that a pod has left its gate.
@@ -121,7 +122,7 @@ func (r *Reconciler) users(ctx context.Context, id *v1alpha1.VMIdentity) (users 
 	}
 	s, err := r.Ask(ctx, objects.PagesAddress(server))
 	if err != nil {
-		// The error contains times and ports, which differ at each try.
+		// Do not include the error: it contains times and ports, which differ at each try.
 		set(id, servedCondition(v1alpha1.ReasonUnknown, fmt.Sprintf("pod %s does not say who is "+
 			"logged in to the disk, so the disk stays: let the controller reach http://%s/status, "+
 			"or switch off the node %s if it is lost, and tell Kubernetes", server.Name,

@@ -32,7 +32,7 @@ type Reconciler struct {
 	Ask func(ctx context.Context, address string) (*status.Status, error)
 }
 
-// pollInterval is how long to wait for changes without an event.
+// pollInterval is the time between two checks of state that no event announces.
 const pollInterval = time.Second
 
 // Reconcile serves one identity, or stops serving it.
@@ -88,7 +88,7 @@ func (r *Reconciler) sayOff(ctx context.Context, before *v1alpha1.VMIdentity) er
 }
 
 // serve makes the objects that serve an identity, and records their state in its status. It returns
-// whether to look again soon.
+// whether to check again soon.
 func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (poll bool, err error) {
 	service, deployment := &corev1.Service{}, &appsv1.Deployment{}
 	key := client.ObjectKey{Namespace: id.Namespace, Name: Name(id.Name)}
@@ -113,7 +113,7 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (poll b
 	}
 	if deployment.ResourceVersion != "" {
 		server = serverOf(deployment)
-		// The server starts again without the image when nobody waits for it.
+		// The server is restarted without the image when no pod uses the disk.
 		image = image || id.Status.UsedBy != nil && hasImage(deployment)
 	} else if reason, message, err := r.ImageRefused(ctx, id); err != nil {
 		return false, err
@@ -149,7 +149,8 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (poll b
 		}
 	}
 	if deployment.ResourceVersion != "" && hasImage(deployment) != image {
-		// What was created does not go when less is applied. The change makes another reconcile.
+		// A smaller apply does not remove fields of the create. The change triggers another
+		// reconcile.
 		return false, objects.Change(ctx, r.Client, deployment, func(d *appsv1.Deployment) {
 			d.Spec.Template.Spec = want.Spec.Template.Spec
 		})
@@ -254,7 +255,7 @@ func set(id *v1alpha1.VMIdentity, c *metav1.Condition) {
 	objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
 }
 
-// noted records in the status what a person can do about a failed request. The error causes another
+// noted records in the status how a person can solve a failed request. The error causes another
 // try.
 func noted(id *v1alpha1.VMIdentity, condition func(reason, message string) *metav1.Condition,
 	what string, err error) error {
@@ -269,7 +270,7 @@ func hasCondition(id *v1alpha1.VMIdentity, name string) bool {
 	return apimeta.FindStatusCondition(id.Status.Conditions, name) != nil
 }
 
-// eventType is the type of the event for a reason, or "" if the reason passes by itself.
+// eventType is the type of the event for a reason, or "" if the reason is temporary.
 func eventType(reason string) string {
 	switch reason {
 	case v1alpha1.ReasonStarting, v1alpha1.ReasonClaimPending, v1alpha1.ReasonHandoverPending:

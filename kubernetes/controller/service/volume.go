@@ -23,7 +23,7 @@ const labelVolume = v1alpha1.Group + "/volume"
 // volumeName is the name of the PersistentVolume of an identity. Volumes have no namespace.
 func volumeName(id *v1alpha1.VMIdentity) string { return "vmid-" + string(id.UID) }
 
-// volumeSize is the size in the volume's spec. Nobody compares it with the LUN.
+// volumeSize is the size in the volume's spec. Kubernetes does not compare it with the LUN.
 func (r *Reconciler) volumeSize(id *v1alpha1.VMIdentity) resource.Quantity {
 	if id.Spec.Size != nil {
 		return *id.Spec.Size
@@ -31,7 +31,7 @@ func (r *Reconciler) volumeSize(id *v1alpha1.VMIdentity) resource.Quantity {
 	return r.Options.ClaimSize
 }
 
-// accessModes are the access modes of the volume: for one pod, unless the identity asks for more.
+// accessModes are the access modes of the volume: for one pod, unless the identity requests more.
 func accessModes(id *v1alpha1.VMIdentity) ([]corev1.PersistentVolumeAccessMode, error) {
 	mode := corev1.PersistentVolumeAccessMode(id.Annotations[v1alpha1.AnnotationVolumeAccess])
 	switch mode {
@@ -65,7 +65,7 @@ func (r *Reconciler) newVolume(id *v1alpha1.VMIdentity, address, claim string,
 					TargetPortal: net.JoinHostPort(address, strconv.Itoa(iscsiPort)),
 					IQN:          targetName(id),
 					Lun:          lun,
-					// The kubelet asks for the target before it logs in.
+					// The kubelet does a discovery before it logs in.
 					DiscoveryCHAPAuth: true,
 					SessionCHAPAuth:   true,
 					SecretRef: &corev1.SecretReference{Namespace: id.Namespace,
@@ -90,9 +90,8 @@ func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, name string,
 	return c
 }
 
-// volume makes the volume that an identity asks for, with its claim, and removes volumes and claims
-// that it no longer asks for. It returns condition VolumeReady, or nil if there should be no
-// volume.
+// volume makes the volume that an identity requests, with its claim, and removes other volumes and
+// claims. It returns condition VolumeReady, or nil if there should be no volume.
 func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, address string) (
 	*metav1.Condition, error) {
 	name := id.Annotations[v1alpha1.AnnotationVolumeClaim]
@@ -140,7 +139,7 @@ func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, addres
 			"it is made again", name))
 	switch {
 	case !hasCondition(id, v1alpha1.ConditionVolumeReady):
-		return pending, nil // the change makes another reconcile, and the volume is known
+		return pending, nil // the change triggers another reconcile, with the volume in the cache
 	case have == nil: // the claim is the last of the two
 		if err := r.makeVolume(ctx, id, r.newVolume(id, address, name, modes)); err != nil {
 			return failed(volumeCondition, "the PersistentVolume "+volumeName(id), err)
@@ -152,12 +151,12 @@ func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, addres
 	return pending, nil
 }
 
-// noClaim takes the UID of a claim from a volume, which stays reserved by the claim's name.
+// noClaim removes the UID of a claim from a volume, which stays reserved by the claim's name.
 var noClaim = client.RawPatch(types.MergePatchType,
 	[]byte(`{"spec":{"claimRef":{"uid":null,"resourceVersion":null}}}`))
 
-// makeVolume makes a volume for a claim, unless the claim is there. A volume that has had another
-// claim of that name is free for this one.
+// makeVolume makes a volume for a claim, unless the claim exists. A volume that had an earlier
+// claim of that name is freed for this one.
 func (r *Reconciler) makeVolume(ctx context.Context, id *v1alpha1.VMIdentity,
 	volume *corev1.PersistentVolume) error {
 	claim, err := objects.ClaimOf(ctx, r.Live, id.Namespace, volume.Spec.ClaimRef.Name)
@@ -183,8 +182,8 @@ func (r *Reconciler) dropVolume(ctx context.Context, id *v1alpha1.VMIdentity,
 			return err
 		}
 	}
-	// Where there are no volumes, the controller has no right to look. Condition VolumeReady is
-	// written before a volume is made.
+	// Without volumes, the controller has no right to look. Condition VolumeReady is written before
+	// a volume is made.
 	if !r.Options.Volumes || !hasCondition(id, v1alpha1.ConditionVolumeReady) {
 		return nil
 	}
@@ -197,7 +196,7 @@ func volumeCondition(reason, message string) *metav1.Condition {
 		Reason: reason, Message: message}
 }
 
-// failed returns the condition after a failed request, if people can do something about it, and the
+// failed returns the condition after a failed request, if people can solve the problem, and the
 // error if another try may help.
 func failed(condition func(reason, message string) *metav1.Condition, what string, err error) (
 	*metav1.Condition, error) {

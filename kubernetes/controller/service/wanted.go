@@ -35,8 +35,8 @@ const (
 // Name is the name of an identity's Deployment.
 func Name(identity string) string { return v1alpha1.ClaimName(identity) }
 
-// serviceName is the name of an identity's Service. It is a label of DNS, so it has no dots: if the
-// identity's name has some, a hash keeps it apart from the names of other identities.
+// serviceName is the name of an identity's Service. It is a DNS label, so it has no dots: if the
+// identity's name has some, a hash makes the name unique.
 func serviceName(identity string) string {
 	name := v1alpha1.ClaimName(identity)
 	if !strings.Contains(name, ".") {
@@ -148,13 +148,13 @@ func newDeployment(id *v1alpha1.VMIdentity, server string, image bool) (*appsv1.
 		VolumeSource: corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{
 			Items: []corev1.DownwardAPIVolumeFile{file}}}})
 	labels := selector(id)
-	// This label marks the pod as one that has the claim.
+	// This label marks the pods that have the claim.
 	labels[v1alpha1.LabelIdentity] = id.Name
 	m := objects.MetaOf(id, Name(id.Name))
 	return &appsv1.Deployment{ObjectMeta: m, Spec: appsv1.DeploymentSpec{
 		Replicas: new(int32(1)),
-		// Pods do not share a disk: after a change, one ends before the next one starts. Instead of
-		// one that is deleted, Kubernetes makes another at once, which finds the disk locked.
+		// Pods do not share a disk: after a change, one ends before the next one starts. If a pod
+		// is deleted, Kubernetes makes another at once, which finds the disk locked.
 		Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
 		Selector: &metav1.LabelSelector{MatchLabels: selector(id)},
 		Template: corev1.PodTemplateSpec{

@@ -1,4 +1,4 @@
-// Package set counts the identities of a VMIdentitySet, says whether the set can be used, and
+// Package set counts the identities of a VMIdentitySet, reports whether the set can be used, and
 // enlarges its identities when the set's size grows. It deletes nothing: identities outlive their
 // set.
 package set
@@ -33,13 +33,13 @@ type Reconciler struct{ objects.Kit }
 // indexSet finds the identities of a set.
 const indexSet = "spec.setName"
 
-// calm is how long changes of a set's identities are gathered before they are counted. So a
+// calm is how long changes of a set's identities are gathered before they are counted, so that a
 // thousand pods that start at once cause only a few writes.
 const calm = 500 * time.Millisecond
 
 // Setup adds the controller to a manager.
 func Setup(mgr ctrl.Manager, kit objects.Kit) error {
-	// A cache that is not started yet waits for nothing.
+	// This does not wait for the cache, which is not started yet.
 	err := mgr.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.VMIdentity{}, indexSet,
 		bySet)
 	if err != nil {
@@ -47,9 +47,9 @@ func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 	}
 	r := &Reconciler{kit}
 	return r.For(mgr, "set", &v1alpha1.VMIdentitySet{}, builder.WithPredicates(objects.NewSpec())).
-		// A new set or another spec is handled at once. A change of the status is handled later:
-		// the controller writes the status itself, and would count again after each write, as fast
-		// as it can write.
+		// A new set or a new spec is handled at once. A change of the status is handled later: the
+		// controller writes the status itself, and would count again after each write, as fast as
+		// it can write.
 		Watches(&v1alpha1.VMIdentitySet{}, later(itself)).
 		Watches(&v1alpha1.VMIdentity{}, later(bySet)).
 		// A class that a set needs may have come or gone.
@@ -67,7 +67,7 @@ func bySet(o client.Object) []string {
 // all requests every set.
 func (r *Reconciler) all(ctx context.Context, _ client.Object) (all []reconcile.Request) {
 	var sets v1alpha1.VMIdentitySetList
-	_ = r.List(ctx, &sets) // the cache does not fail once it has started
+	_ = r.List(ctx, &sets) // a started cache does not fail
 	for i := range sets.Items {
 		all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(
 			&sets.Items[i])})
@@ -90,7 +90,7 @@ func later(names func(client.Object) []string) handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) { add(e.Object, q) },
 		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) {
-			// An identity that was made again while the watch was lost may be of another set.
+			// An identity that was made again while the watch was lost may belong to another set.
 			add(e.ObjectOld, q)
 			add(e.ObjectNew, q)
 		},
@@ -129,7 +129,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{}, r.grow(ctx, set, ids.Items)
 }
 
-// ready says whether pods can use a set.
+// ready reports whether pods can use a set.
 func (r *Reconciler) ready(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	ids []v1alpha1.VMIdentity) (metav1.Condition, error) {
 	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
@@ -149,7 +149,7 @@ func (r *Reconciler) ready(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	if err != nil {
 		return c, err
 	}
-	// Volumes that a person made may have the name of a class that does not exist.
+	// Volumes made by hand may have the name of a class that does not exist.
 	if missing != "" && !slices.ContainsFunc(ids, func(id v1alpha1.VMIdentity) bool {
 		return meta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound)
 	}) {
@@ -161,8 +161,8 @@ func (r *Reconciler) ready(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	return c, nil
 }
 
-// grow gives the set's size to all its identities that are smaller. The list belongs to the cache,
-// so nothing in it may change.
+// grow gives the set's size to all its smaller identities. It must not change the list, which
+// belongs to the cache.
 func (r *Reconciler) grow(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	ids []v1alpha1.VMIdentity) error {
 	if set.Spec.Size == nil {

@@ -20,11 +20,11 @@ import (
 )
 
 // Disks takes VMIdentitySnapshots: it makes a VolumeSnapshot of the identity's claim, and reports
-// what the driver says about it.
+// the state from the driver.
 type Disks struct{ objects.Kit }
 
-// outcome is what the three conditions say. A failure may pass; what is progressing comes to an end
-// by itself.
+// outcome is the content of the three conditions. A failure may be temporary; progress ends by
+// itself.
 type outcome struct {
 	reason, message string
 	ready, failed   bool
@@ -41,7 +41,7 @@ func failing(reason, format string, args ...any) outcome {
 
 const kindSnapshot = "VMIdentitySnapshot"
 
-// pollInterval is when to look again at what no event announces.
+// pollInterval is the time between two checks of state that no event announces.
 const pollInterval = 10 * time.Second
 
 // Reconcile takes one snapshot, or lets it go.
@@ -120,8 +120,9 @@ func (r *Disks) take(ctx context.Context, s *v1alpha1.VMIdentitySnapshot) (outco
 	return r.begin(ctx, s, name)
 }
 
-// begin makes the VolumeSnapshot. First it notes what the disk is: later, its identity may be gone,
-// or one of the same name may have another disk. Then it looks at the identity again.
+// begin makes the VolumeSnapshot. First it records the properties of the disk: later, its identity
+// may be gone, or another one with its name may have another disk. Then it reads the identity
+// again.
 func (r *Disks) begin(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name string) (outcome,
 	error) {
 	id, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Live, "VMIdentity",
@@ -173,7 +174,7 @@ func (r *Disks) create(ctx context.Context, s *v1alpha1.VMIdentitySnapshot,
 		return o, nil
 	}
 	return outcome{}, fmt.Errorf("VolumeSnapshot %s of VMIdentitySnapshot %s: %w", volume.GetName(),
-		s.Name, err) // also if it exists, and the cache is late
+		s.Name, err) // even if it exists, and the cache is late
 }
 
 // taken notes the state of a VolumeSnapshot.
@@ -210,7 +211,8 @@ func (r *Disks) taken(s *v1alpha1.VMIdentitySnapshot, volume *unstructured.Unstr
 	}
 }
 
-// remove lets a snapshot go when no disk needs it any more. Kubernetes collects the VolumeSnapshot.
+// remove lets a snapshot go when no disk needs it any more. The garbage collector then deletes the
+// VolumeSnapshot.
 func (r *Disks) remove(ctx context.Context, before *v1alpha1.VMIdentitySnapshot) (ctrl.Result,
 	error) {
 	if !controllerutil.ContainsFinalizer(before, v1alpha1.FinalizerSnapshot) {

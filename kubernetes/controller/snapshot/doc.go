@@ -8,14 +8,14 @@
 //	claim           golden-HASH  of the Job
 //	VolumeSnapshot  golden-HASH  of the Job; made when the Job is complete
 //
-// The Job is owned by identities that use the image, at most maxOwners of them, and by nobody else.
-// So Kubernetes collects it after the last of these, and then the claim and the snapshot. A failed
-// Job is deleted after a while, together with its half-filled claim, and everything is made again.
-// So is one whose claim somebody has deleted before there was a snapshot. So an image is there
-// completely or not at all. Nothing is made from a Job, a claim or a snapshot that is being
+// The only owners of the Job are identities that use the image, at most maxOwners of them. So
+// Kubernetes deletes the Job after the last of them, and then the claim and the snapshot. A failed
+// Job is deleted after a while, together with its incomplete claim, and everything is made again.
+// The same happens if the claim was deleted before there was a snapshot. So an image is there
+// completely or not at all. No object is made from a Job, a claim or a snapshot that is being
 // deleted: the controller waits for its end.
 //
-// The claim of an identity then has a complete disk.img. The server needs no image beside it:
-// without an image, the daemon serves a disk.img in its PERSISTENT_DIR as it is, and enlarges it to
-// SIZE. Sidecars and package service use vmdisk.Disk.Filled for this.
+// The claim of an identity then has a complete disk.img, and the server needs no image: without
+// one, the daemon serves a disk.img in its PERSISTENT_DIR unchanged, and enlarges it to SIZE.
+// Sidecars and package service use vmdisk.Disk.Filled for this.
 package snapshot

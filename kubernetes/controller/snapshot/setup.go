@@ -17,8 +17,8 @@ import (
 )
 
 // Setup adds the controllers of this package to a manager, and returns the reader of
-// VolumeSnapshots for a source.Finder. It is nil if the cluster has none, or they are turned off;
-// after they are installed, the controller must be restarted.
+// VolumeSnapshots for a source.Finder. It is nil if the cluster has no VolumeSnapshots, or they are
+// turned off. After they are installed, the controller must be restarted.
 func Setup(mgr ctrl.Manager, kit objects.Kit) (client.Reader, error) {
 	kind := source.SnapshotKind
 	_, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)

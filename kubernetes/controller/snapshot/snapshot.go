@@ -25,10 +25,10 @@ import (
 type Reconciler struct{ objects.Kit }
 
 const (
-	// failedStays is how long a failed Job stays before the next try, so that people can look at
+	// failedStays is how long a failed Job stays before the next try, so that people can inspect
 	// it.
 	failedStays = time.Minute
-	// maxOwners is how many identities own a Job at most. An object has room for some thousands.
+	// maxOwners is the largest number of owners of a Job. An object has room for some thousands.
 	maxOwners = 100
 )
 
@@ -51,7 +51,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		if c == nil || c.Status == metav1.ConditionTrue {
 			return ctrl.Result{}, nil
 		}
-		// Nobody makes any more what was missing.
+		// The missing object is not made any more.
 		id := before.DeepCopy()
 		apimeta.RemoveStatusCondition(&id.Status.Conditions, v1alpha1.ConditionPopulated)
 		return ctrl.Result{}, r.Report(ctx, &before, id)
@@ -67,11 +67,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: requeueAfter}, cmp.Or(r.Report(ctx, &before, id), err)
 }
 
-// golden returns the storage class of an identity, and the name of its golden objects. It is "" if
-// the identity needs none: its claim has had its volume, as also one that a backup has restored, or
-// its usage type is unknown, which package identity reports. Until then the driver looks for the
-// snapshot, perhaps not before a pod was scheduled. A claim that exists keeps its class, and the
-// name of what it begins from, when another class becomes the default one.
+// golden returns the storage class of an identity, and the name of its golden objects. The name is
+// "" if the identity needs none: its claim has or had a volume, perhaps from a backup, or its usage
+// type is unknown, which package identity reports. A claim without a volume needs them, because the
+// driver may read the snapshot only after a pod was scheduled. An existing claim keeps its class
+// and the name of its source when another class becomes the default.
 func (r *Reconciler) golden(ctx context.Context, id *v1alpha1.VMIdentity) (class *string,
 	name string, err error) {
 	if !source.OfImage(&id.Spec.DiskSpec) {
@@ -118,8 +118,8 @@ func wrong(format string, args ...any) *metav1.Condition {
 	return c
 }
 
-// step makes the next missing object. It returns the condition, and when to look again if no event
-// announces the next step. Without a condition nothing is known.
+// step makes the next missing object. It returns the condition, and the time of the next check if
+// no event announces the next step. Without a condition, the state is unknown.
 func (w *work) step(ctx context.Context) (c *metav1.Condition, requeueAfter time.Duration,
 	err error) {
 	if reason, message, err := w.ImageRefused(ctx, w.id); err != nil {
@@ -134,7 +134,7 @@ func (w *work) step(ctx context.Context) (c *metav1.Condition, requeueAfter time
 	case err != nil:
 		return c, 0, err
 	case c != nil:
-		return c, time.Minute, nil // no event says that somebody else's Job has gone
+		return c, time.Minute, nil // no event announces the end of a Job of another owner
 	}
 	claim, snapshot := &corev1.PersistentVolumeClaim{}, source.NewSnapshot()
 	for _, one := range []struct {
@@ -154,8 +154,8 @@ func (w *work) step(ctx context.Context) (c *metav1.Condition, requeueAfter time
 		ours := there && metav1.IsControlledBy(one.Object, job)
 		if ours && one.Object == claim && claim.DeletionTimestamp != nil &&
 			objects.Ended(job).Type == "" {
-			// Somebody has deleted the claim that the Job fills. The end of the Job may be known
-			// after that of the claim, and the next claim, which is empty, be taken for this one.
+			// The claim that the Job fills was deleted. The end of the Job may be known after the
+			// deletion, and then the next claim, which is empty, could be taken for the filled one.
 			err = objects.DeleteJob(ctx, w.Client, job, metav1.DeletePropagationBackground)
 		}
 		if there && (one.GetDeletionTimestamp() != nil || !ours) {
@@ -205,7 +205,7 @@ func (w *work) get(ctx context.Context, from client.Reader, o client.Object) (th
 	return err == nil, client.IgnoreNotFound(err)
 }
 
-// create makes an object. If another identity was faster, that is fine, too.
+// create makes an object. It is no error if another identity was faster.
 func (w *work) create(ctx context.Context, o client.Object) (*metav1.Condition, error) {
 	kind := cmp.Or(o.GetObjectKind().GroupVersionKind().Kind, objects.KindOf(o))
 	err := w.Client.Create(ctx, o, client.FieldOwner(v1alpha1.FieldManager))
@@ -222,8 +222,8 @@ func (w *work) create(ctx context.Context, o client.Object) (*metav1.Condition, 
 	return nil, fmt.Errorf("%s: %w", what, err)
 }
 
-// wrote reports whether a pod of a Job that has no claim has written the image. The end of the Job
-// may be known a moment after that of its claim.
+// wrote reports whether a pod of a Job without a claim has written the image. The end of the Job
+// may be known a moment after the deletion of its claim.
 func (w *work) wrote(ctx context.Context, job *batchv1.Job) (bool, error) {
 	var pods corev1.PodList
 	if err := w.Live.List(ctx, &pods, client.InNamespace(job.Namespace),
@@ -235,8 +235,8 @@ func (w *work) wrote(ctx context.Context, job *batchv1.Job) (bool, error) {
 	}), nil
 }
 
-// emptied begins again after somebody has deleted the claim with the image before there was a
-// snapshot of it: the Job does not fill another one.
+// emptied begins again if the claim with the image was deleted before there was a snapshot: the Job
+// does not fill another claim.
 func (w *work) emptied(ctx context.Context, job *batchv1.Job) (*metav1.Condition, error) {
 	there, err := w.get(ctx, w.Live, &corev1.PersistentVolumeClaim{})
 	if there || err != nil {
@@ -246,9 +246,10 @@ func (w *work) emptied(ctx context.Context, job *batchv1.Job) (*metav1.Condition
 		w.name), objects.DeleteJob(ctx, w.Client, job, metav1.DeletePropagationBackground)
 }
 
-// job returns the Job if this identity owns it, or others enough do. Else the condition says why
-// not yet. Kubernetes takes the identities that are gone from the owners, so there is room for
-// others. If all of them go, the Job goes, and an identity that still needs it makes it again.
+// job returns the Job if this identity owns it, or if it has enough other owners. Else the
+// condition tells why not yet. Kubernetes removes deleted identities from the owners, so there is
+// room for others. If all of them go, the Job goes, and an identity that still needs it makes it
+// again.
 func (w *work) job(ctx context.Context) (*batchv1.Job, *metav1.Condition, error) {
 	job := &batchv1.Job{}
 	there, err := w.get(ctx, w.Client, job)
@@ -297,7 +298,7 @@ func (w *work) retry(ctx context.Context, job *batchv1.Job, failed batchv1.JobCo
 	*metav1.Condition, time.Duration, error) {
 	left := objects.Left(failed, failedStays)
 	if left <= 0 {
-		// Its claim and its snapshot go with it.
+		// Its claim and its snapshot are deleted with it.
 		if err := objects.DeleteJob(ctx, w.Client, job,
 			metav1.DeletePropagationBackground); err != nil {
 			return nil, 0, err

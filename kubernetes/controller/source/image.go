@@ -30,7 +30,7 @@ func NewSnapshot() *unstructured.Unstructured {
 }
 
 // SnapshotState returns the driver's state of a VolumeSnapshot: that it is ready, with the smallest
-// size of a claim from it (0: unknown), or what is wrong.
+// size of a claim from it (0: unknown), or an error of the driver.
 func SnapshotState(s *unstructured.Unstructured) (ready bool, size resource.Quantity,
 	wrong string) {
 	ready, _, _ = unstructured.NestedBool(s.Object, "status", "readyToUse")
@@ -51,8 +51,8 @@ func OfImage(disk *v1alpha1.DiskSpec) bool {
 const goldenPrefix = "golden-"
 
 // Golden is the name of the VolumeSnapshot of an image for a storage class (nil: none, not even a
-// default one) in one namespace, and of what it is made with. It depends on the image's digest, not
-// on its registry.
+// default one) in one namespace, and of the objects that make it. It depends on the image's digest,
+// not on its registry.
 func Golden(image string, class *string) string {
 	key := v1alpha1.DigestOf(image) + "\ndefault"
 	if class != nil {
@@ -62,8 +62,8 @@ func Golden(image string, class *string) string {
 	return goldenPrefix + hex.EncodeToString(sum[:10])
 }
 
-// fromImage answers with the VolumeSnapshot of the image of an identity, which has the name.
-// Package snapshot makes it, and writes condition Populated when it is there.
+// fromImage returns the VolumeSnapshot of the image of an identity, which has this name. Package
+// snapshot makes it, and writes condition Populated when it is ready.
 func (f Finder) fromImage(ctx context.Context, id *v1alpha1.VMIdentity, name string) (Answer,
 	error) {
 	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionPopulated)

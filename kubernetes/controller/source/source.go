@@ -18,19 +18,20 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// Finder finds the sources of claims. Live reads those that are not ours: the cache has no others.
+// Finder finds the sources of claims. Live reads those that are not of our API group, which are not
+// in the cache.
 type Finder struct{ objects.Kit }
 
-// Answer is what a claim is made from, or why there is nothing yet.
+// Answer is the source of a claim, or the reason why there is none yet.
 type Answer struct {
-	// From is nil for an empty claim, and if Reason says why.
+	// From is nil for an empty claim, and if there is a Reason.
 	From *corev1.TypedObjectReference
 	// AtLeast is the smallest size of the claim; 0: any.
 	AtLeast         resource.Quantity
 	Reason, Message string
 }
 
-// not says why a claim cannot be made yet.
+// not returns why a claim cannot be made yet.
 func not(reason, format string, args ...any) (Answer, error) {
 	return Answer{Reason: reason, Message: fmt.Sprintf(format, args...)}, nil
 }
@@ -40,9 +41,9 @@ func Empty(id *v1alpha1.VMIdentity) bool {
 	return id.Spec.Source == nil && !OfImage(&id.Spec.DiskSpec)
 }
 
-// Find returns what the claim of an identity is made from. class is the storage class of the claim,
-// as for objects.Class. When the answer changes, so does the status of the identity, or that of
-// what it begins from.
+// Find returns the source of the claim of an identity. class is the storage class of the claim, as
+// for objects.Class. When the answer changes, the status of the identity or of its source changes,
+// too.
 func (f Finder) Find(ctx context.Context, id *v1alpha1.VMIdentity, class *string) (Answer, error) {
 	s := id.Spec.Source
 	switch {
@@ -94,8 +95,8 @@ func (f Finder) fromClaim(ctx context.Context, id *v1alpha1.VMIdentity, name str
 	return f.clone(ctx, claim, class)
 }
 
-// used returns that a pod, except one, may write to the claim or to the identity from which a disk
-// begins. It asks the API server: the cache may be late, and a pod that has just left its gate
+// used returns an answer if a pod, except one, may write to the claim or to the identity that is a
+// source. It asks the API server: the cache may be late, and a pod that has just left its gate
 // writes.
 func (f Finder) used(ctx context.Context, id *v1alpha1.VMIdentity, except types.UID) (Answer,
 	error) {
@@ -162,7 +163,8 @@ func (f Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name 
 	}
 	if from.Status.CreationTime == nil || claim == nil ||
 		claim.DeletionTimestamp != nil || !metav1.IsControlledBy(claim, from) {
-		// Not its message: two that begin from each other would repeat what the other one says.
+		// Do not include its message: two identities that are each other's source would repeat it
+		// for ever.
 		return not(v1alpha1.ReasonPopulating, "VMIdentity %s has no disk yet, from which this one "+
 			"begins: `kubectl describe vmid %[1]s` says why", name)
 	}
@@ -200,7 +202,7 @@ func (f Finder) fromSnapshot(ctx context.Context, id *v1alpha1.VMIdentity, name 
 	return a, nil
 }
 
-// differs returns why a disk cannot go on with the content of another one.
+// differs returns why a disk cannot use the content of another one.
 func differs(id *v1alpha1.VMIdentity, name string, from v1alpha1.SnapshotDisk) (Answer, error) {
 	is, was := populationOf(id.Spec.Population), populationOf(from.Population)
 	block := (&v1alpha1.DiskSpec{BlockSize: from.BlockSize}).Block()
@@ -228,13 +230,13 @@ func populationOf(p v1alpha1.Population) v1alpha1.Population {
 	return cmp.Or(p, v1alpha1.Overlay)
 }
 
-// Kubernetes notes on a claim who has made its volume.
+// Kubernetes records the provisioner of its volume on a claim.
 const (
 	annotationProvisioner     = "volume.kubernetes.io/storage-provisioner"
 	annotationProvisionerBeta = "volume.beta.kubernetes.io/storage-provisioner"
 )
 
-// clone is the answer for a claim that a class shall clone.
+// clone returns a claim as the source for a claim of a class.
 func (f Finder) clone(ctx context.Context, claim *corev1.PersistentVolumeClaim, class *string) (
 	Answer, error) {
 	if claim.Status.Phase != corev1.ClaimBound {
@@ -254,7 +256,7 @@ func (f Finder) clone(ctx context.Context, claim *corev1.PersistentVolumeClaim, 
 	return a, nil
 }
 
-// driver returns why a class cannot clone what a provisioner has made ("": unknown which).
+// driver returns why a class cannot clone a volume of a provisioner ("": unknown).
 func (f Finder) driver(ctx context.Context, class *string, provisioner string) (Answer, error) {
 	c, err := objects.Class(ctx, f.Client, class)
 	if err != nil {

@@ -17,9 +17,9 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// Gone returns why a claim that was made from a source will not get its volume: the source has
-// gone. A snapshot of an image is made again, under the same name. Nothing is known of a source
-// that somebody else gave the claim, such as a backup.
+// Gone returns why a claim that was made from a source will not get its volume: the source is gone.
+// A snapshot of an image is made again, under the same name. If the claim got its source from
+// elsewhere, such as a backup, its state is unknown.
 func (f Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) (Answer, error) {
 	s, from := id.Spec.Source, claim.Spec.DataSourceRef
@@ -30,8 +30,8 @@ func (f Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
 	var err error
 	switch {
 	case s == nil && f.Snapshots != nil && strings.HasPrefix(from.Name, goldenPrefix):
-		// By the name, and not by the class, which the API server has given the claim if the
-		// identity names none.
+		// Use the name, and not the class: the API server has given the claim a class if the
+		// identity has none.
 		return f.fromImage(ctx, id, from.Name)
 	case s != nil && from.Name == v1alpha1.VolumeSnapshotName(string(s.Snapshot)):
 		var snapshot *v1alpha1.VMIdentitySnapshot
@@ -51,14 +51,14 @@ func (f Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
 		"the disk had its volume: delete this VMIdentity", s)
 }
 
-// clones reports whether a claim is made from that which the source of its identity has.
+// clones reports whether a claim is made from the source of its identity.
 func clones(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim) bool {
 	s, from := id.Spec.Source, claim.Spec.DataSourceRef
 	return from != nil && from.Kind == "PersistentVolumeClaim" &&
 		from.Name == cmp.Or(string(s.Claim), v1alpha1.ClaimName(string(s.Identity)))
 }
 
-// Used returns that a claim without a volume is to be made from what a pod uses. The class may make
+// Used returns an answer if a pod uses the source of a claim without a volume. The class may make
 // the volume for the first pod, long after Find has answered. That pod may have the source, too: it
 // does not run yet.
 func (f Finder) Used(ctx context.Context, id *v1alpha1.VMIdentity,
@@ -69,10 +69,10 @@ func (f Finder) Used(ctx context.Context, id *v1alpha1.VMIdentity,
 	return f.used(ctx, id, first)
 }
 
-// Waiting returns an identity that begins from a source and has a claim without a volume yet, or
-// "". Until it has its volume, the source is needed. One without a claim does not count: it gets
-// none while the source goes, so both would stay. The API server is asked for the claim: the cache
-// may not have it yet.
+// Waiting returns an identity whose claim needs a source because it has no volume yet, or "". An
+// identity without a claim does not count: it gets none while the source is being deleted, so both
+// would wait for each other. Waiting asks the API server for the claim, because the cache may not
+// have it yet.
 func (f Finder) Waiting(ctx context.Context, namespace string, source v1alpha1.DiskSource) (string,
 	error) {
 	var ids v1alpha1.VMIdentityList
@@ -97,7 +97,7 @@ func (f Finder) Waiting(ctx context.Context, namespace string, source v1alpha1.D
 	return "", nil
 }
 
-// Index is the index of identities by what they begin from, in the form of DiskSource.String.
+// Index is the index of identities by their sources, in the form of DiskSource.String.
 const Index = v1alpha1.Group + "/source"
 
 // By returns the keys of an identity in Index.
@@ -109,7 +109,7 @@ func By(o client.Object) []string {
 	return []string{id.Spec.Source.String()}
 }
 
-// Clones requests the identities that begin from an identity or a snapshot.
+// Clones requests the identities with an identity or a snapshot as their source.
 func Clones(c client.Reader) func(ctx context.Context, o client.Object) []reconcile.Request {
 	return func(ctx context.Context, o client.Object) (all []reconcile.Request) {
 		name := v1alpha1.SourceName(o.GetName())

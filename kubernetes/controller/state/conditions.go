@@ -16,12 +16,12 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// tooMany is after how many failures people are told. As the pace slows down, they take two
-// minutes.
+// tooMany is the number of failures after which people are told. With the growing pauses, they take
+// two minutes.
 const tooMany = 7
 
-// known reports whether the claim of an identity was hydrated: nobody asks for that any more. It
-// withdraws the condition if that was another claim, as after one was restored from a backup.
+// known reports whether the claim of an identity is known to be hydrated: then no pod is asked any
+// more. It withdraws the condition if it was about another claim, as after a restore from a backup.
 func known(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim, pod *corev1.Pod) bool {
 	if claim != nil && id.Status.HydratedClaim == claim.UID {
 		objects.SetCondition(&id.Status.Conditions, id.Generation, metav1.Condition{
@@ -37,13 +37,13 @@ func known(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim, pod *co
 	return false
 }
 
-// isHydrated is condition Hydrated for what a pod's disks say: the one with the most left to copy
-// counts. failures is how often the pod did not answer, one after the other. false: there is
-// nothing that people need to know.
+// isHydrated is condition Hydrated for the state of a pod's disks: the one with the most left to
+// copy counts. failures is how often the pod has not answered, one after the other. false: people
+// need not know anything.
 func isHydrated(pod *corev1.Pod, luns []status.LUN, failures int) (metav1.Condition, bool) {
 	c := metav1.Condition{Type: v1alpha1.ConditionHydrated, Status: metav1.ConditionFalse}
 	if failures >= tooMany {
-		// The error contains times and ports, which differ at each try.
+		// Do not include the error: it contains times and ports, which differ at each try.
 		c.Status, c.Reason = metav1.ConditionUnknown, v1alpha1.ReasonUnknown
 		c.Message = fmt.Sprintf("pod %s does not say how far its disk is: let the controller "+
 			"reach http://%s/status, for example by a NetworkPolicy", pod.Name,
@@ -71,8 +71,8 @@ func isHydrated(pod *corev1.Pod, luns []status.LUN, failures int) (metav1.Condit
 	return c, true
 }
 
-// message says whether the image of a hydrated disk may go. The pod is the one that serves the
-// disk, or nil.
+// message tells whether the image of a hydrated disk may be removed. The pod is the one that serves
+// the disk, or nil.
 func message(id *v1alpha1.VMIdentity, pod *corev1.Pod) string {
 	const done = "the disk no longer needs its image"
 	if id.Spec.Attachment == v1alpha1.Service && pod != nil && mounts(pod) {
@@ -101,11 +101,11 @@ var reasons = map[status.DiskState]string{
 	status.DiskFenced:  v1alpha1.ReasonDiskFenced,
 }
 
-// maxText is how much a condition says of what a pod has told. Bytes.
+// maxText limits the text from a pod in a condition. Bytes.
 const maxText = 512
 
-// troubled is condition Troubled for what a pod's disks are doing: the worst of them counts. false:
-// nobody knows, because one is still to be opened.
+// troubled is condition Troubled for the state of a pod's disks: the worst one counts. false: it is
+// unknown, because one is not open yet.
 func troubled(luns []status.LUN) (c metav1.Condition, known bool) {
 	for _, state := range status.DiskStates { // the worst ones first
 		i := slices.IndexFunc(luns, func(l status.LUN) bool { return l.State == state })
@@ -130,8 +130,8 @@ func troubled(luns []status.LUN) (c metav1.Condition, known bool) {
 		Message: "the disk works again"}, true
 }
 
-// setTroubled sets condition Troubled if its status or reason is new. What else a pod says differs
-// each time.
+// setTroubled sets condition Troubled if its status or reason is new. The rest of a pod's answer
+// differs each time.
 func setTroubled(id *v1alpha1.VMIdentity, c metav1.Condition) {
 	c.Type = v1alpha1.ConditionTroubled
 	old := meta.FindStatusCondition(id.Status.Conditions, c.Type)

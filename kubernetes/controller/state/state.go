@@ -1,6 +1,6 @@
-// Package state asks the pod that serves a disk what state the disk is in, and writes two
-// conditions: Hydrated says when the disk no longer needs its image, and is final. Troubled says
-// why its machine hangs or gets errors. A disk that never was in trouble has no condition, so that
+// Package state asks the pod that serves a disk for the disk's state, and writes two conditions:
+// Hydrated, which is final, when the disk no longer needs its image, and Troubled, with the reason
+// why its machine hangs or gets errors. A disk that never had trouble has no condition, so that
 // thousands of disks cost no writes.
 package state
 
@@ -35,8 +35,8 @@ type Reconciler struct {
 type pace struct {
 	pod      types.UID
 	after    time.Duration // until the next time
-	next     time.Time     // which is then
-	failures int           // without an answer, one after the other
+	next     time.Time     // its time
+	failures int           // without an answer in between
 }
 
 // The shortest and longest time between two questions.
@@ -56,7 +56,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		r.forget(req.NamespacedName)
 		return ctrl.Result{}, nil
 	}
-	// The claim comes before the pod: one that still has the pod is the claim that the pod has.
+	// Read the claim before the pod: if the claim still has the pod, the pod has this claim.
 	claim, err := objects.Claim(ctx, r.Client, before)
 	if err != nil {
 		return ctrl.Result{}, err
@@ -80,7 +80,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	page, err := r.Ask(ctx, objects.PagesAddress(pod))
 	failures, wait := r.asked(req.NamespacedName, err)
 	if err != nil {
-		page = &status.Status{} // what was known last stays
+		page = &status.Status{} // the last known state stays
 	}
 	if c, known := troubled(page.LUNs); known {
 		setTroubled(id, c)
@@ -99,8 +99,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: wait}, r.Report(ctx, before, id)
 }
 
-// answered reports whether it was a pod itself that has answered: according to the API server, it
-// has not ended, and still has the address. Otherwise another pod may have it by now.
+// answered reports whether the answer came from this pod: according to the API server, it has not
+// ended, and still has the address. Otherwise another pod may have the address now.
 func (r *Reconciler) answered(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	now, err := objects.Find[corev1.Pod](ctx, r.Live, "pod", client.ObjectKeyFromObject(pod))
 	return now != nil && now.UID == pod.UID && !objects.Finished(now) &&
@@ -123,8 +123,8 @@ func (r *Reconciler) due(id types.NamespacedName, pod types.UID) time.Duration {
 	return time.Until(p.next)
 }
 
-// asked notes that a pod was asked. It returns how often that has failed so far, and when the pod
-// is due again.
+// asked records a question to a pod. It returns how often that has failed so far, and the time
+// until the next question.
 func (r *Reconciler) asked(id types.NamespacedName, err error) (int, time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -152,7 +152,7 @@ func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 	return r.ForAsking(mgr, "state", &v1alpha1.VMIdentity{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
-		// A claim may be another one now.
+		// The claim may have been replaced.
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
 		Complete(objects.Reconciler(r))

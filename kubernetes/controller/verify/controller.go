@@ -19,19 +19,19 @@ import (
 	"kubevirt.io/disk/registry/signature"
 )
 
-// Reconciler looks for the signatures of identities' images, and writes into their status what it
-// has found.
+// Reconciler looks for the signatures of identities' images, and writes the result into their
+// status.
 type Reconciler struct {
 	objects.Kit
 	Verifier *Verifier
 }
 
-// Setup adds the controller to a manager, and returns what says which images may be used. It is nil
-// if nothing is asked of any.
+// Setup adds the controller to a manager, and returns the check of images for other controllers. It
+// is nil if no signatures are required.
 func Setup(mgr ctrl.Manager, kit objects.Kit, v *Verifier) (objects.Images, error) {
 	r := &Reconciler{kit, v}
 	b := r.For(mgr, "verify", &v1alpha1.VMIdentity{})
-	if v.Options.Policies == "" { // there may have been some, and conditions of then
+	if v.Options.Policies == "" { // earlier policies may have left conditions
 		return nil, b.Complete(objects.Reconciler(r))
 	}
 	// Policies and labels may have changed since the last pod.
@@ -43,17 +43,17 @@ func Setup(mgr ctrl.Manager, kit objects.Kit, v *Verifier) (objects.Images, erro
 		Complete(objects.Reconciler(r))
 }
 
-// When to look again: soon and late after a registry could not be asked, later after an image was
-// refused, because somebody may sign it, and seldom after all was well: policies may change, of
-// which no event tells.
+// The times until the next check: soon and late after a registry did not answer, later after an
+// image was refused, because it may be signed, and rarely after success, because no event announces
+// a change of a policy.
 const (
 	soon   = 5 * time.Second
 	late   = time.Minute
 	seldom = 10 * time.Minute
 )
 
-// Reconcile looks for the signature of the image of one identity, unless its status has one that
-// counts.
+// Reconcile looks for the signature of the image of one identity, unless its status has a valid
+// one.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	before, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Client, "VMIdentity",
 		req.NamespacedName)
@@ -69,7 +69,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: requeueAfter}, r.Report(ctx, before, id)
 }
 
-// applyVerdict sets the condition and the key, and returns when to look again.
+// applyVerdict sets the condition and the key, and returns the time of the next check.
 func (r *Reconciler) applyVerdict(ctx context.Context, id *v1alpha1.VMIdentity,
 	a asked) time.Duration {
 	set := func(status metav1.ConditionStatus, reason, message string) {

@@ -1,16 +1,16 @@
-// Package verify asks whose signature the image of an identity must have, and looks for it before
-// anything uses the image: the kubelet mounts images, and no daemon of ours sees them before a
-// guest does.
+// Package verify finds the policy for the signature of an identity's image, and looks for the
+// signature before the image is used: the kubelet mounts images, and a guest reads them before any
+// of our daemons.
 //
-// The cluster's administrator writes the policies, in files of the controller, and says by a label
-// of a namespace which one holds there. A tenant can change neither. A policy that cannot be read,
-// or does not exist, admits nothing.
+// The cluster's administrator writes the policies, in files of the controller, and selects one by a
+// label of a namespace. A tenant can change neither. A policy that cannot be read, or does not
+// exist, admits no image.
 //
-// The status of an identity names the key that has signed its image. That the image has this
-// signature stays true: the image is named by its digest. Whether the key is one that is asked for
-// is looked up in the policy of the moment, each time that somebody is about to use the image
-// (Verifier.Hold). So a restart needs no registry, and a key that was taken out counts no longer.
+// The status of an identity names the key that has signed its image. This stays true, because the
+// image is named by its digest. Each time that the image is about to be used (Verifier.Refuse), the
+// present policy decides whether this key is accepted. So a restart needs no registry, and a
+// removed key is not accepted any more.
 //
-// Only registries are asked for whose images the policy names keys: a tenant cannot let the
-// controller send requests to other places.
+// Only registries in a policy are asked: a tenant cannot let the controller send requests to other
+// places.
 package verify

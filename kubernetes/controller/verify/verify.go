@@ -23,18 +23,18 @@ import (
 
 // Options are the settings of the controller.
 type Options struct {
-	// Policies is a directory of files NAME.yaml, each with a policy of package signature. A
-	// namespace has that which its label v1alpha1.LabelSignaturePolicy names; without the label, it
-	// has default.yaml. "": nothing is asked of any image.
+	// Policies is a directory of files NAME.yaml, each with a policy of package signature. The
+	// label v1alpha1.LabelSignaturePolicy of a namespace names its policy; without the label, it is
+	// default.yaml. "": no signatures are required.
 	Policies string
-	// Registry says how registries are reached. Its Gate is not used.
+	// Registry has the settings for access to registries. Its Gate is not used.
 	Registry transport.Options
 }
 
 // defaultPolicy is the policy of namespaces without a label.
 const defaultPolicy = "default"
 
-// Check returns what is wrong with the options, in words for the person who set them.
+// Check returns the errors in the options, in words for the person who set them.
 func (o Options) Check() error {
 	if o.Policies == "" {
 		return nil
@@ -51,21 +51,21 @@ func (o Options) Check() error {
 
 func (o Options) file(policy string) string { return filepath.Join(o.Policies, policy+".yaml") }
 
-// Verifier says whose images may be used.
+// Verifier decides which images may be used.
 type Verifier struct {
-	// Live reads namespaces from the API server: a change of a label counts at once.
+	// Live reads namespaces from the API server: a change of a label takes effect at once.
 	Live    client.Reader
 	Options Options
 }
 
 var _ objects.Images = (*Verifier)(nil)
 
-// asked is what is asked of an image.
+// asked are the requirements for an image.
 type asked struct {
 	policy signature.Options
 	ref    transport.Reference
 	keys   []string // fingerprints; none: no signature is needed
-	// Why it may not be used, whoever has signed it; "": not so.
+	// The reason why the image may not be used even with a signature; "": none.
 	reason, message string
 }
 
@@ -74,7 +74,7 @@ func (a asked) refuse(reason, format string, args ...any) asked {
 	return a
 }
 
-// ask returns what is asked of the image of an identity, which has one.
+// ask returns the requirements for the image of an identity, which has one.
 func (v *Verifier) ask(ctx context.Context, id *v1alpha1.VMIdentity) (a asked, err error) {
 	if v.Options.Policies == "" {
 		return a, nil
@@ -90,9 +90,9 @@ func (v *Verifier) ask(ctx context.Context, id *v1alpha1.VMIdentity) (a asked, e
 	return v.askOf(ctx, id.Namespace, a.ref)
 }
 
-// Keys returns the keys of which one must have signed an image that is fetched in a
-// namespace; none: nothing is asked of it. The image is as ParseSource takes it. A reason says
-// why it may not be fetched.
+// Keys returns the keys for an image that is fetched in a namespace, one of which must have signed
+// it; none: no signature is required. image has the form for ParseSource. A reason tells why it may
+// not be fetched.
 func (v *Verifier) Keys(ctx context.Context, in, image string) (keys []signature.Key, reason,
 	message string, err error) {
 	ref, err := transport.ParseSource(image)
@@ -103,12 +103,12 @@ func (v *Verifier) Keys(ctx context.Context, in, image string) (keys []signature
 	if err != nil || a.reason != "" {
 		return nil, a.reason, a.message, err
 	}
-	// It may have changed since, and the keys of now count.
+	// The policy may have changed since. Use its present keys.
 	keys, err = a.policy.Ours(ref)
 	return keys, "", "", err
 }
 
-// askOf returns what is asked in a namespace of an image in a registry.
+// askOf returns the requirements in a namespace for an image in a registry.
 func (v *Verifier) askOf(ctx context.Context, in string, ref transport.Reference) (a asked,
 	err error) {
 	a.ref = ref
@@ -143,7 +143,7 @@ func (v *Verifier) askOf(ctx context.Context, in string, ref transport.Reference
 	return a, nil
 }
 
-// maxText bounds what a registry or a file makes us say. Bytes.
+// maxText limits the text from a registry or a file in messages. Bytes.
 const maxText = 1000
 
 func short(err error) string {
@@ -181,12 +181,12 @@ func (v *Verifier) Refuse(ctx context.Context, id *v1alpha1.VMIdentity) (reason,
 }
 
 const (
-	// timeout is how long a registry may send nothing, and lookTime how long one look may take.
+	// timeout is how long a registry may send nothing, and lookTime how long one look-up may take.
 	timeout  = 20 * time.Second
 	lookTime = 2 * time.Minute
 )
 
-// findSignature looks for a signature of an image by one of the keys that are asked for.
+// findSignature looks for a signature of an image by one of the required keys.
 func (v *Verifier) findSignature(ctx context.Context, a asked) (key string, err error) {
 	_, admitted, err := v.named(ctx, a)
 	if err == nil && admitted.Key == "" {
@@ -195,7 +195,7 @@ func (v *Verifier) findSignature(ctx context.Context, a asked) (key string, err 
 	return admitted.Key, err
 }
 
-// named reads the manifest that a reference names, if the policy admits it.
+// named reads the manifest of a reference, if the policy admits the reference.
 func (v *Verifier) named(ctx context.Context, a asked) (content []byte,
 	admitted transport.Admission, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, lookTime, fmt.Errorf(
@@ -222,15 +222,15 @@ func (v *Verifier) named(ctx context.Context, a asked) (content []byte,
 	return content, admitted, err
 }
 
-// Found is what a tag names.
+// Found is the image of a tag.
 type Found struct {
 	Digest string
-	// Reason and Message say why it is not known, or must not be used. "": not so.
+	// Reason and Message tell why it is unknown, or must not be used. "": it may be used.
 	Reason, Message string
 }
 
-// Resolve asks a registry what a reference with a tag names, and whether the policy of a namespace
-// admits that. Without Policies, all is admitted.
+// Resolve asks a registry for the image of a reference with a tag, and checks it by the policy of a
+// namespace. Without Policies, every image is admitted.
 func (v *Verifier) Resolve(ctx context.Context, namespace string, ref transport.Reference) (Found,
 	error) {
 	a := asked{ref: ref}
