@@ -14,12 +14,11 @@ import (
 	"kubevirt.io/disk/kubernetes/vmdisk"
 )
 
-// CredentialDir is where the containers of a pod find the credential of their disk, in the files
-// node.session.auth.username and node.session.auth.password.
+// CredentialDir is the directory with the credential of a pod's disk in its containers, in the
+// files node.session.auth.username and node.session.auth.password.
 const CredentialDir = "/var/run/secrets/" + api.Group + "/" + api.Device
 
-// The volumes of the disk with number 0: its credential, which is mounted there, its claim and its
-// image.
+// The volumes of the disk with number 0: its credential, its claim and its image.
 const (
 	credentialVolume = api.DiskContainer + "-chap"
 	dataVolume       = api.DiskContainer + "-data"
@@ -30,13 +29,13 @@ const (
 // maxLabel is the most bytes that the value of a label may have.
 const maxLabel = 63
 
-// known are the annotations of this product that a pod may have. A pod that was copied or restored
-// has those of the controller, too.
+// known are the annotations of this product that a pod may have. A copied or restored pod has those
+// of the controller, too.
 var known = []string{api.AnnotationSet, api.AnnotationSetLegacy, api.AnnotationName,
 	api.AnnotationNameLegacy, api.AnnotationFirmwareUUID, api.AnnotationSize,
 	api.AnnotationBlockSize, api.AnnotationDisk, api.AnnotationHandoverRequest}
 
-// meant matches annotations with which somebody means this product.
+// meant matches annotations that are probably meant for this product.
 var meant = regexp.MustCompile(`(?i)^(disk[.]kubevirt[.]io/.*` +
 	`|([a-z0-9.-]*kubevirt[.]io/)?(virtlet[-_.]?)?(vm[-_.]?)?identity[-_.]?sets?` +
 	`|([a-z0-9.-]*kubevirt[.]io/|virtlet[-_.]?)(vm[-_.]?)?identity[-_.]?names?)$`)
@@ -45,9 +44,8 @@ var meant = regexp.MustCompile(`(?i)^(disk[.]kubevirt[.]io/.*` +
 var identityName = regexp.MustCompile(
 	`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-// strange returns what is wrong with a pod that has an annotation which looks like one of this
-// product and is none, or that names a disk without saying what it is. Such a pod would run without
-// its disk.
+// strange returns the error in a pod with an annotation that looks like one of this product and is
+// none, or that names a disk without a set. Such a pod would run without its disk.
 func strange(pod *corev1.Pod) error {
 	keys, machine := slices.Sorted(maps.Keys(pod.Annotations)), Machine(pod) != ""
 	for _, key := range keys {
@@ -87,12 +85,11 @@ func strange(pod *corev1.Pod) error {
 	return nil
 }
 
-// Pod changes a pod that is about to be made and asks for disks, those of Disks. The server is the
-// container image of kubevirt-disk that serves them. If Pod returns an error, the pod is not
-// changed.
+// Pod gives a new pod its disks, those of Disks. The server is the container image of kubevirt-disk
+// that serves them. If Pod returns an error, the pod is not changed.
 //
-// A pod that has its disk already, because it was exported or restored, keeps it as it is. It only
-// waits at its gate again, and gets a node again.
+// A pod that was exported or restored already has its disk, which stays unchanged. Such a pod only
+// gets its gate again, and a new node.
 func Pod(pod *corev1.Pod, server string, disks []Wanted) error {
 	if err := refuse(pod, disks); err != nil || len(disks) == 0 {
 		return err
@@ -132,7 +129,7 @@ func Pod(pod *corev1.Pod, server string, disks []Wanted) error {
 // several is the value of api.LabelSeveral.
 const several = "true"
 
-// sidecar gives a pod that is no launcher its disk.
+// sidecar gives a pod other than a launcher its disk.
 func sidecar(spec *corev1.PodSpec, d Wanted, server string) error {
 	for i := range spec.Containers {
 		c := &spec.Containers[i]
@@ -152,8 +149,8 @@ func sidecar(spec *corev1.PodSpec, d Wanted, server string) error {
 		SizeAnnotation: api.AnnotationSize, BlockSizeAnnotation: api.AnnotationBlockSize})
 }
 
-// has reports whether a pod has all that Pod would add for its disk: then it is a copy of a pod
-// that Pod has changed before.
+// has reports whether a pod has everything that Pod would add for its disk: then it is a copy of a
+// pod that Pod has changed earlier.
 func has(pod *corev1.Pod, d Wanted) bool {
 	sidecar := d.Set.Spec.Attachment != api.Service
 	needs, may := d.needsImage(), d.Set.Spec.Population != api.Snapshot
@@ -187,7 +184,7 @@ func has(pod *corev1.Pod, d Wanted) bool {
 		(there[imageVolume] == (sidecar && needs) || there[imageVolume] && sidecar && may)
 }
 
-// refuse returns why a pod that is about to be made cannot have its disk.
+// refuse returns why a new pod cannot have its disk.
 func refuse(pod *corev1.Pod, disks []Wanted) error {
 	if err := strange(pod); err != nil || len(disks) == 0 {
 		return err
@@ -262,7 +259,7 @@ func room(pod *corev1.Pod, disks []Wanted) error {
 	return nil
 }
 
-// hasName says that a pod names a disk.
+// hasName reports whether a pod names a disk.
 func hasName(pod *corev1.Pod, number int) bool {
 	_, ours := pod.Annotations[api.Numbered(api.AnnotationName, number)]
 	_, legacy := pod.Annotations[api.AnnotationNameLegacy]
@@ -307,8 +304,8 @@ func taken(spec *corev1.PodSpec, name string) bool {
 		slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })
 }
 
-// images refuses another image of the repository of a set, because the machine would then run
-// beside a disk of another version.
+// images refuses another image of the repository of a set, because the machine would run with a
+// disk of another version.
 func images(pod *corev1.Pod, disks []Wanted) error {
 	for _, d := range disks {
 		if d.Set != nil && d.Set.Spec.Image != "" && d.Set.Spec.Follow == nil {
@@ -334,7 +331,7 @@ func imagesOf(pod *corev1.Pod, set *api.VMIdentitySet) error {
 	return nil
 }
 
-// references are the images that a pod names.
+// references are the images in a pod.
 func references(pod *corev1.Pod) []string {
 	var all []string
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
@@ -348,7 +345,7 @@ func references(pod *corev1.Pod) []string {
 	return all
 }
 
-// Made checks a pod that is about to be made, after everything that changes pods has changed it.
+// Made checks a new pod after all other changes by admission.
 func Made(pod *corev1.Pod, disks []Wanted) error {
 	if err := named(pod, disks); err != nil {
 		return err
@@ -377,7 +374,7 @@ func Made(pod *corev1.Pod, disks []Wanted) error {
 	return images(pod, disks)
 }
 
-// Changed checks an update of a pod. The disks are those that it asks for afterwards.
+// Changed checks an update of a pod. The disks are those of the pod after it.
 func Changed(before, after *corev1.Pod, disks []Wanted) error {
 	annotations := []string{api.AnnotationSet, api.AnnotationSetLegacy, api.AnnotationName,
 		api.AnnotationNameLegacy}
@@ -414,14 +411,14 @@ func same(before, after map[string]string, key string) bool {
 	return had == has && was == is
 }
 
-// another is an error if the VMIdentity of a disk exists and is not of the set that the pod names.
+// another is an error if the VMIdentity of a disk exists and belongs to another set than the pod's.
 func (d Wanted) another() error {
 	set, identity := d.Set, d.Identity
 	if identity == nil {
 		return nil
 	}
 	advice := "name that set, or another disk by the annotation " + d.nameIt()
-	// A VMIdentity that a person made, or restored, may be of no set.
+	// A VMIdentity that was made by hand, or restored, may belong to no set.
 	if identity.Spec.SetName != "" && identity.Spec.SetName != set.Name {
 		return fmt.Errorf("VMIdentity %q belongs to VMIdentitySet %q, and the pod names %q: %s",
 			identity.Name, identity.Spec.SetName, set.Name, advice)

@@ -12,19 +12,19 @@ import (
 
 // Disk is a disk that a pod asks for.
 type Disk struct {
-	// Number is that of the hook sidecar that serves the disk. The one disk of a pod in which
-	// KubeVirt runs no machine has 0.
+	// Number is the number of the hook sidecar that serves the disk. In a pod without a machine of
+	// KubeVirt, the only disk has 0.
 	Number  int
 	SetName string // of the VMIdentitySet
 	Name    string // of the VMIdentity; "": the pod has no name yet
 }
 
-// Wanted is a disk that a pod asks for, with what there is of it.
+// Wanted is a disk that a pod asks for, with its existing objects.
 type Wanted struct {
 	Disk
 	Set      *api.VMIdentitySet // nil: there is none
 	Identity *api.VMIdentity    // nil: it will be made for the pod
-	// Hydrated says that the claim of the disk needs the image no more.
+	// Hydrated: the claim of the disk no longer needs the image.
 	Hydrated bool
 }
 
@@ -58,7 +58,7 @@ func asks(pod *corev1.Pod, number int) bool {
 	return ours || legacy && number == 0
 }
 
-// SetName is the VMIdentitySet that a pod names for a disk; "": none.
+// SetName is the VMIdentitySet of a disk in a pod; "": none.
 func SetName(pod *corev1.Pod, number int) string {
 	switch {
 	case provisions(pod):

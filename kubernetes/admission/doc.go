@@ -1,7 +1,7 @@
-// Package admission has the work of admission on a pod that names a VMIdentitySet: it gives the pod
-// its disk, and a scheduling gate that holds it until the disk is ready, or it refuses the pod.
+// Package admission changes or refuses a pod that names a VMIdentitySet: it gives the pod its disk,
+// and a scheduling gate that holds it until the disk is ready.
 //
-// What a pod gets from a set with attachment Sidecar:
+// A pod gets from a set with attachment Sidecar:
 //
 //   - the scheduling gate api.Gate, and the labels api.LabelIdentity and api.LabelSet;
 //   - the container disk-vda, which serves the disk on 127.0.0.1:3260, and which starts before the
@@ -10,10 +10,10 @@
 //
 // With attachment Service, the disk is served elsewhere, and the pod gets no container.
 //
-// In a pod in which KubeVirt runs a machine, the first hook sidecar serves the disk, and gets the
+// In a pod with a machine of KubeVirt, the first hook sidecar serves the disk, and gets the
 // volumes. QEMU reaches it at a socket in the pod, without a credential. Such a pod may ask for
-// further disks, by annotations with the numbers of the hook sidecars that serve them. Each has an
-// identity, a gate and volumes of its own.
+// further disks, by annotations with the numbers of the hook sidecars that serve them. Each has its
+// own identity, gate and volumes.
 //
 // Errors are for the person who made the pod.
 package admission

@@ -17,25 +17,25 @@ import (
 // hook sidecar. KubeVirt gives the containers their names. The others serve the further disks.
 const HookContainer = "hook-sidecar-0"
 
-// What KubeVirt puts on its pods.
+// Labels and annotations that KubeVirt puts on its pods.
 const (
 	labelKubeVirt = "kubevirt.io" // launcherPod, on a pod in which a machine runs
 	launcherPod   = "virt-launcher"
 	// labelMigration is on the pod that a machine moves into.
 	labelMigration = "kubevirt.io/migrationJobUID"
-	// annotationProvisioning is on a pod that only lets claims have their volumes. It has all other
-	// annotations of its machine, too.
+	// annotationProvisioning is on a pod whose only purpose is that claims get their volumes. It
+	// also has all other annotations of its machine.
 	annotationProvisioning = "kubevirt.io/ephemeral-provisioning"
 	kubevirtGroup          = "kubevirt.io/"
 	kubevirtMachine        = "VirtualMachineInstance"
 )
 
-// hookAnnotation matches annotations of a machine that are for its hook: kubevirt reads
-// them. KubeVirt copies them to the launcher pod.
+// hookAnnotation matches annotations of a machine for its hook, which package kubevirt reads.
+// KubeVirt copies them to the launcher pod.
 var hookAnnotation = regexp.MustCompile(
 	`^disk[.]kubevirt[.]io/(bus|boot-order|read-only|cache|serial|replace|transport)([.].+)?$`)
 
-// Machine is the name of KubeVirt's machine that runs in a pod; "": the pod is no launcher pod.
+// Machine is the name of KubeVirt's machine in a pod; "": the pod is no launcher pod.
 func Machine(pod *corev1.Pod) string {
 	owner := metav1.GetControllerOf(pod)
 	if pod.Labels[labelKubeVirt] != launcherPod || owner == nil || owner.Kind != kubevirtMachine ||
@@ -45,15 +45,15 @@ func Machine(pod *corev1.Pod) string {
 	return owner.Name
 }
 
-// isTarget reports whether a machine of KubeVirt shall move into the pod.
+// isTarget reports whether a machine of KubeVirt will move into the pod.
 func isTarget(pod *corev1.Pod) bool {
 	_, target := pod.Labels[labelMigration]
 	return target && Machine(pod) != ""
 }
 
-// Migrates reports whether the machine of KubeVirt that runs in a pod shall move into another one.
-// A machine of the same name is not enough: it may have been made anew since. Nor is a pod for the
-// migration that has brought the machine to where it runs.
+// Migrates reports whether the machine of KubeVirt in a pod will move into another one. A machine
+// of the same name is not enough: it may have been made again since. Nor is a pod of an earlier
+// migration, which brought the machine to its present pod.
 func Migrates(into, from *corev1.Pod) bool {
 	migration := into.Labels[labelMigration]
 	return migration != "" && migration != from.Labels[labelMigration] &&
@@ -61,18 +61,20 @@ func Migrates(into, from *corev1.Pod) bool {
 		metav1.GetControllerOf(into).UID == metav1.GetControllerOf(from).UID
 }
 
-// provisions reports whether a pod has the annotations of a machine of KubeVirt, and runs none.
+// provisions reports whether a pod has the annotations of a machine of KubeVirt, but does not run
+// one.
 func provisions(pod *corev1.Pod) bool {
 	_, is := pod.Annotations[annotationProvisioning]
 	return is && Machine(pod) != ""
 }
 
-// nbdDir is where a hook sidecar has the certificates for a disk with attachment Service.
+// nbdDir is the directory in a hook sidecar with the certificates for a disk with attachment
+// Service.
 const nbdDir = "/var/run/secrets/" + api.Group + "/nbd"
 
-// launcher gives a launcher pod what a hook sidecar needs to serve a disk, or to hand it on from
-// its server. The hook takes it to QEMU itself, so there are no ports, and no credential of the
-// pod's own containers.
+// launcher gives a launcher pod everything for a hook sidecar that serves a disk, or passes it on
+// from its server. The hook connects QEMU itself, so the pod needs no ports, and its own containers
+// need no credential.
 func launcher(spec *corev1.PodSpec, d Wanted) {
 	c, set := hook(spec, d.Disk), d.Set
 	env := func(name, value string) {
@@ -128,7 +130,7 @@ func Hook(pod *corev1.Pod, number int) *corev1.Container {
 	return c
 }
 
-// hook is the hook sidecar that shall serve a disk, or nil if the pod has no such container.
+// hook is the hook sidecar for a disk, or nil if the pod has no such container.
 func hook(spec *corev1.PodSpec, d Disk) *corev1.Container {
 	for i := range spec.Containers {
 		if spec.Containers[i].Name == d.container() {

@@ -21,7 +21,7 @@ import (
 )
 
 // handler answers the API server. It reads sets and identities from there, not from a cache, so it
-// finds a set that was made just now.
+// finds a new set at once.
 type handler struct {
 	reader     client.Reader
 	server     string   // the image that serves disks
@@ -55,7 +55,7 @@ func (h *handler) mutate(ctx context.Context, r review.Request) review.Response 
 	if err != nil {
 		return review.Errored(http.StatusInternalServerError, err)
 	}
-	// Both come from the same type, so the patch has only the changes that were made here.
+	// Both come from the same type, so the patch has only the changes from here.
 	patch, err := jsonpatch.CreatePatch(before, after)
 	if err != nil {
 		return review.Errored(http.StatusInternalServerError, err)
@@ -63,14 +63,14 @@ func (h *handler) mutate(ctx context.Context, r review.Request) review.Response 
 	return review.Patched("", patch...)
 }
 
-// validate checks a pod after everything that changes pods has changed it.
+// validate checks a pod after all other changes by admission.
 func (h *handler) validate(ctx context.Context, r review.Request) review.Response {
 	pod, err := decode(r.Object.Raw, r.Namespace)
 	if err != nil {
 		return review.Errored(http.StatusBadRequest, err)
 	}
 	if !h.works(r.Namespace) {
-		return review.Allowed("") // it was made before the list of namespaces
+		return review.Allowed("") // the pod is older than the list of namespaces
 	}
 	disks, err := h.named(ctx, pod, admission.Disks(pod))
 	if err != nil {
@@ -112,7 +112,7 @@ func (h *handler) named(ctx context.Context, pod *corev1.Pod, disks []admission.
 	return all, nil
 }
 
-// wantedDisks are the disks that a pod asks for, with all that there is of them.
+// wantedDisks are the disks that a pod asks for, with their existing objects.
 func (h *handler) wantedDisks(ctx context.Context, pod *corev1.Pod, disks []admission.Disk) (
 	[]admission.Wanted, error) {
 	all, err := h.named(ctx, pod, disks)
@@ -125,12 +125,12 @@ func (h *handler) wantedDisks(ctx context.Context, pod *corev1.Pod, disks []admi
 		if err != nil {
 			return nil, err
 		}
-		// The disk of type Local may be moved into another claim while the pod waits.
+		// A disk of type Local may be moved into another claim while the pod waits.
 		if d.Identity == nil || d.Identity.Status.HydratedClaim == "" ||
 			d.Identity.Spec.Type == api.Local {
 			continue
 		}
-		// The claim that the disk has now, and not one before it.
+		// The present claim of the disk, and not an earlier one.
 		claim, err := find[corev1.PersistentVolumeClaim](ctx, h.reader, "claim", pod,
 			api.ClaimName(d.Name))
 		if err != nil {
@@ -150,8 +150,8 @@ func find[T any, O interface {
 		client.ObjectKey{Namespace: pod.Namespace, Name: name})
 }
 
-// maxValues is about how many values a pod may have. Some of two bytes take hundreds as Go has
-// them, and the API server may ask about many pods at once.
+// maxValues is about how many values a pod may have. A value of two bytes may take hundreds of
+// bytes of memory, and the API server may ask about many pods at once.
 const maxValues = 64 << 10
 
 func decode(raw []byte, namespace string) (*corev1.Pod, error) {

@@ -18,21 +18,21 @@ const (
 	pathValidate = "/validate-pods"
 )
 
-// Options say where the webhook answers, and as whom.
+// Options are the settings of the webhook.
 type Options struct {
 	// Server is the image of kubevirt-disk that serves the disks in pods.
 	Server string
 	// Namespaces are those that the controller works in; none: all. In others, a pod that asks for
-	// a disk is refused, because nobody would take its gate away.
+	// a disk is refused, because its gate would never be removed.
 	Namespaces []string
-	// Listen is the address of the webhook, as ":9443".
+	// Listen is the address of the webhook, such as ":9443".
 	Listen string
-	// Certificate is the directory with tls.crt and tls.key, by which the API server knows the
-	// webhook. They are read again when they change.
+	// Certificate is the directory with tls.crt and tls.key of the webhook. They are read again
+	// when they change.
 	Certificate string
 }
 
-// Check returns what is wrong with the options, in words for the person who set them.
+// Check returns the errors in the options, in words for the person who set them.
 func (o Options) Check() error {
 	_, _, err := o.listen()
 	switch {
@@ -60,8 +60,8 @@ func (o Options) listen() (host string, port int, err error) {
 	return host, int(number), err
 }
 
-// Setup adds the webhook to a manager. Every replica answers, not only the leader. Check has found
-// nothing wrong with the options.
+// Setup adds the webhook to a manager. Every replica answers, not only the leader. The caller has
+// called Check.
 func Setup(mgr manager.Manager, o Options) error {
 	host, port, err := o.listen()
 	if err != nil {
