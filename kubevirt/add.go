@@ -12,12 +12,12 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// add adds a disk to the domain. So many others with names of the same kind follow it.
+// add adds a disk to the domain. later is the number of disks with names of the same kind after it.
 func (e *edit) add(d *Disk, w *wish, later int) error {
 	device := libvirt.Device{Bus: w.bus, Cache: w.cache, ErrorPolicy: libvirt.ErrorStop}
 	device.Bus = cmp.Or(device.Bus, libvirt.BusVirtio)
 	if w.vhostUser {
-		device = libvirt.Device{Bus: libvirt.BusVirtio} // libvirt has no more for it
+		device = libvirt.Device{Bus: libvirt.BusVirtio} // libvirt has nothing else for it
 	}
 	export := d.Export
 	export.Serial = d.serial(w)
@@ -55,12 +55,12 @@ func (e *edit) add(d *Disk, w *wish, later int) error {
 	return err
 }
 
-// aliasPrefix begins the alias of a disk that is added. KubeVirt migrates no machine that has a
-// disk without one, and takes what follows "ua-" for the name of a volume, which cannot have this
-// one.
+// aliasPrefix begins the alias of an added disk. KubeVirt does not migrate a machine with a disk
+// without an alias. It takes the text after "ua-" for the name of a volume, and no volume can have
+// this name.
 const aliasPrefix = "ua-hook_"
 
-// prefix begins the names of targets on a bus; "": that of a disk for which none was chosen.
+// prefix begins the names of targets on a bus; "": if no bus was chosen.
 func prefix(bus libvirt.Bus) string {
 	if bus == libvirt.BusVirtio || bus == "" {
 		return "vd"
@@ -68,10 +68,10 @@ func prefix(bus libvirt.Bus) string {
 	return "sd"
 }
 
-// freeName is a name for a target that no disk has. It is taken from the end of the alphabet:
-// KubeVirt gives disks that are plugged in later the first letters, whatever a hook has added.
-// Later names are left for so many disks: libvirt places disks in the order of their names, and a
-// guest must meet ours in the order of their LUNs.
+// freeName is a free name for a target, from the end of the alphabet: KubeVirt gives the first
+// letters to disks that are plugged in later, even if a hook has used them. libvirt places disks in
+// the order of their names, and a guest must see ours in the order of their LUNs, so later names
+// are left for the later disks.
 func (e *edit) freeName(bus libvirt.Bus, later int) (string, error) {
 	for _, disk := range e.disks() {
 		e.names[disk.child("target").attribute("dev")] = true
@@ -92,10 +92,10 @@ func (e *edit) freeName(bus libvirt.Bus, later int) (string, error) {
 		"annotation %s%s", prefix, prefix, annotationPrefix, keyBus)
 }
 
-// unitsOfSATA is how many disks a controller of that bus has.
+// unitsOfSATA is the number of disks of a SATA controller.
 const unitsOfSATA = 6
 
-// addSCSIController adds one if the machine has none: libvirt's own choice may be one that the
+// addSCSIController adds a controller if the machine has none: libvirt might choose one that the
 // launcher's QEMU does not have.
 func (e *edit) addSCSIController() error {
 	if e.hasController("scsi") || e.controller {
@@ -112,15 +112,15 @@ func (e *edit) addSCSIController() error {
 // targetsOfSCSI is how many targets a virtio-scsi controller has (virtio 1.2, 5.6.4).
 const targetsOfSCSI = 256
 
-// address is where the disk is on its bus; nil: libvirt chooses. Of its own accord it would take
-// the place from the name, and add controllers for one from the end of the alphabet.
+// address is the place of the disk on its bus; nil: libvirt chooses. libvirt would derive the place
+// from the name, and add controllers for a name from the end of the alphabet.
 func (e *edit) address(bus libvirt.Bus) (*libvirtxml.DomainAddress, error) {
 	switch bus {
 	case libvirt.BusSCSI:
 		if err := e.addSCSIController(); err != nil {
 			return nil, err
 		}
-		// A target of its own: KubeVirt counts the units of target 0.
+		// Use another target than 0, because KubeVirt counts its units.
 		const each = 16 // for a hook sidecar, as with names
 		target, err := e.free(bus, "target", 1+each*min(uint(e.number), targetsOfSCSI/each-1),
 			targetsOfSCSI)
@@ -154,7 +154,7 @@ func (e *edit) controllerOf(kind string) *element {
 
 func (e *edit) hasController(kind string) bool { return e.controllerOf(kind) != nil }
 
-// free is the highest unit, or the lowest target, that no disk of a bus has.
+// free is the highest unit, or the lowest target, without a disk on a bus.
 func (e *edit) free(bus libvirt.Bus, what string, from, to uint) (uint, error) {
 	taken := e.units[string(bus)]
 	if taken == nil {
@@ -185,13 +185,14 @@ func (e *edit) free(bus libvirt.Bus, what string, from, to uint) (uint, error) {
 		annotationPrefix, keyBus)
 }
 
-// bootOrder is the place of the disk among those that the machine boots from; 0: it does not.
+// bootOrder is the place of the disk in the machine's boot order; 0: the machine does not boot from
+// it.
 func (e *edit) bootOrder(w *wish) (uint, error) {
 	byKind := e.root.child("os").child("boot") != nil
 	order := uint(1)
 	switch {
 	case w.bootOrder == nil && (byKind || e.chosen || e.boots):
-		return 0, nil // the machine says itself what it boots from
+		return 0, nil // the machine has its own boot order
 	case w.bootOrder == nil:
 	case *w.bootOrder == 0:
 		return 0, nil
@@ -212,9 +213,9 @@ func (e *edit) bootOrder(w *wish) (uint, error) {
 	return order, nil
 }
 
-// bootOrders finds those that are taken. The launcher asks hook sidecars in the order in which it
-// found their sockets. The disk that a machine boots from must not depend on that: of those for
-// which nothing is said, it is one of the first hook sidecar.
+// bootOrders finds the used boot orders. The launcher asks hook sidecars in the order in which it
+// found their sockets. The disk that a machine boots from must not depend on this: without
+// annotations, it is one of the first hook sidecar.
 func (e *edit) bootOrders() {
 	for _, device := range e.deviceElements() {
 		boot, later := device.child("boot"), e.later(device)
@@ -229,15 +230,15 @@ func (e *edit) bootOrders() {
 	}
 }
 
-// later reports whether a device is a disk of a hook sidecar behind this one.
+// later reports whether a device is a disk of a hook sidecar after this one.
 func (e *edit) later(device *element) bool {
 	dev := device.child("target").attribute("dev")
 	return strings.HasPrefix(device.child("alias").attribute("name"), aliasPrefix) &&
 		len(dev) == len("vdaz") && dev[2:3] > block(e.number)
 }
 
-// block is what stands before the last letter in the names of a hook sidecar's disks, so that a
-// guest meets the disks in the order of the hook sidecars, whichever the launcher asks first.
+// block is the text before the last letter in the names of a hook sidecar's disks. With it, a guest
+// sees the disks in the order of the hook sidecars, whichever the launcher asks first.
 func block(number int) string {
 	if number == 0 {
 		return ""
@@ -245,7 +246,8 @@ func block(number int) string {
 	return string(rune('a' + min(number, 26) - 1))
 }
 
-// numberOf is the place of a hook sidecar among those of the machine; 0: it is the first, or none.
+// numberOf is the place of a hook sidecar in the machine's list; 0: it is the first, or no hook
+// sidecar.
 func numberOf(container string) int {
 	n, _ := strconv.ParseUint(strings.TrimPrefix(container, sidecarPrefix), 10, 8)
 	return int(n)

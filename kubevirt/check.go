@@ -17,24 +17,23 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// Promise is what the disks of a hook sidecar would be in a machine.
+// Promise describes the disks that a hook sidecar would give a machine.
 type Promise struct {
 	Container string   // its name
 	Image     string   // of the container
 	Args      []string // of its command; none: those of the image
-	Claim     string   // that keeps the disks; "": none
-	ClaimPath string   // where the claim is mounted
-	Set       string   // the VMIdentitySet that the disk is of; "": none
-	Other     bool     // it runs another program, of which nothing is known
+	Claim     string   // claim for the disks; "": none
+	ClaimPath string   // mount point of the claim
+	Set       string   // the VMIdentitySet of the disk; "": none
+	Other     bool     // it runs another program, which Check does not know
 	Drained   bool     // evictionStrategy None: a drain stops the machine
-	// Guest says how the guest sees each disk that annotations name, or else all of them.
+	// Guest describes how the guest sees each disk in annotations, or else all of them.
 	Guest []string
 }
 
-// Check says, from the text of a VirtualMachineInstance or of what makes them, as JSON, what hooks
-// would do with it. It knows neither the disks in images nor the cluster. The error says what is
-// wrong; what is right is returned all the same. strict is nil, or checks the arguments of a
-// sidecar of ours.
+// Check predicts the work of hooks from the text of a VirtualMachineInstance, or of an object that
+// makes some, as JSON. It knows neither the disks in images nor the cluster. It returns the valid
+// part even with an error. strict is nil, or checks the arguments of a sidecar of ours.
 func Check(text []byte, strict func(args []string) error) (all []Promise, err error) {
 	m, above, err := parseTemplate(text)
 	if err != nil {
@@ -74,7 +73,7 @@ func Check(text []byte, strict func(args []string) error) (all []Promise, err er
 	if err != nil {
 		return nil, err
 	}
-	bad := errors.Join(wrong...) != nil // the same would be said again below
+	bad := errors.Join(wrong...) != nil // the same errors would appear again below
 	for i, s := range sidecars {
 		p := Promise{Container: sidecarPrefix + strconv.Itoa(i), Image: s.Image, Args: s.Args,
 			Set: sets[i], Other: len(s.Command) > 0 || s.ConfigMap != nil,
@@ -102,7 +101,7 @@ func Check(text []byte, strict func(args []string) error) (all []Promise, err er
 	return all, errors.Join(wrong...)
 }
 
-// template is a machine that somebody has written, with its text.
+// template is a machine as written by a person, with its text.
 type template struct {
 	*machine
 	text []byte
@@ -159,7 +158,8 @@ func parseTemplate(text []byte) (m *template, above map[string]string, err error
 	return m, above, err
 }
 
-// checkedSidecars are the hook sidecars. KubeVirt ignores what it does not know in them.
+// checkedSidecars are the hook sidecars, without fields that KubeVirt does not know: it ignores
+// them.
 func (m *template) checkedSidecars() (all []sidecar, err error) {
 	if all, err = m.sidecars(); err != nil || len(all) == 0 {
 		return all, err
@@ -209,7 +209,7 @@ func (m *template) sets(sidecars int) (map[int]string, error) {
 	return all, nil
 }
 
-// supposed are disks that a hook sidecar might serve: those that annotations name, or one.
+// supposed are disks that a hook sidecar might serve: those in annotations, or one.
 func (m *template) supposed(container string, said []statement) (all []Disk) {
 	disk := func(number uint16, name string) {
 		at := "/var/run/kubevirt-hooks/" + container + "/disk/"
@@ -217,7 +217,7 @@ func (m *template) supposed(container string, said []statement) (all []Disk) {
 			Export:    libvirt.Export{Name: name, Socket: at + "nbd.sock"},
 			VhostUser: libvirt.VhostUser{Socket: at + "vhost-user/" + strconv.Itoa(int(number))}})
 	}
-	others := uint16(1 << 10) // that nobody names
+	others := uint16(1 << 10) // not in any annotation
 	for _, a := range said {
 		n, err := strconv.ParseUint(a.about, 10, 16)
 		known := slices.ContainsFunc(all, func(d Disk) bool { return d.rank(a, "") > 2 })
@@ -236,7 +236,7 @@ func (m *template) supposed(container string, said []statement) (all []Disk) {
 	return all
 }
 
-// domain is what KubeVirt makes of the machine, as far as it matters here.
+// domain is the part of KubeVirt's domain for the machine that matters here.
 func (m *template) domain() ([]byte, error) {
 	devices := &libvirtxml.DomainDeviceList{}
 	letters := map[string]byte{}
@@ -280,7 +280,7 @@ func (m *template) domain() ([]byte, error) {
 	return []byte(text), err
 }
 
-// seen says how a guest sees disks in a domain.
+// seen describes how a guest sees disks in a domain.
 func seen(domain []byte, disks []Disk) (all []string, err error) {
 	var made libvirtxml.Domain
 	if err := xml.NewDecoder(bytes.NewReader(domain)).Decode(&made); err != nil {

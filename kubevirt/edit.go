@@ -15,23 +15,23 @@ import (
 // Disk is a disk that is served in the machine's pod.
 type Disk struct {
 	Number uint16 // of its LUN; annotations may use it instead of the export's name
-	// Remote says that its content is not in the pod: a machine that moves meets the same disk
-	// where it arrives.
+	// Remote: its content is not in the pod, so a machine that moves finds the same disk on the
+	// other node.
 	Remote bool
-	// Export is what libvirt is told of it. Its socket is where the launcher finds it.
+	// Export is the disk for libvirt. Its socket has the path in the launcher.
 	Export libvirt.Export
-	// VhostUser is the same for a machine that asks for that transport. Without a socket it cannot
-	// have it.
+	// VhostUser is the same for a machine that requests that transport. Without a socket it is not
+	// available.
 	VhostUser libvirt.VhostUser
-	// MemoryLimit is how many bytes of memory the container may use that serves it.
+	// MemoryLimit is the memory limit of the container that serves the disk, in bytes.
 	MemoryLimit int64
 }
 
-// Edit returns the domain of a call with the disks in it, and all else as it was, byte for byte.
-// Annotations of the VirtualMachineInstance decide how a guest sees them; container is the name of
-// the hook's container in them. A domain that has the disks already, also if a part of them was
-// lost, keeps their places. A machine that is on its way to another node may only have disks that
-// are elsewhere.
+// Edit returns the domain of a call with the disks in it, and the rest unchanged, byte for byte.
+// Annotations of the VirtualMachineInstance decide how a guest sees the disks; container is the
+// name of the hook's container in them. If the domain has the disks already, perhaps with lost
+// parts, they keep their places. A machine that is moving to another node may only have Remote
+// disks.
 func Edit(c Call, disks []Disk, container string) ([]byte, error) {
 	m, err := parseMachine(c.VMI)
 	if err != nil {
@@ -64,7 +64,7 @@ func Edit(c Call, disks []Disk, container string) ([]byte, error) {
 		} else if places[i] != nil {
 			err = e.exchange(places[i], &disks[i], &wishes[i])
 		} else {
-			later := 0 // how many disks with names of the same kind come after it
+			later := 0 // number of later disks with names of the same kind
 			for j := i + 1; j < len(disks); j++ {
 				if places[j] == nil && prefix(wishes[j].bus) == prefix(wishes[i].bus) {
 					later++
@@ -79,7 +79,7 @@ func Edit(c Call, disks []Disk, container string) ([]byte, error) {
 	return e.document(), nil
 }
 
-// locate finds what the annotations say about each disk, and its element; nil: it has none.
+// locate finds the annotations for each disk, and its element; nil: it has none.
 func locate(c Call, m *machine, disks []Disk, container string) (e *edit, wishes []wish,
 	places []*element, err error) {
 	if wishes, err = m.wishes(disks, container); err != nil {
@@ -101,7 +101,8 @@ func locate(c Call, m *machine, disks []Disk, container string) (e *edit, wishes
 	return e, wishes, places, nil
 }
 
-// Fresh reports whether none of the disks is in the domain of a call: KubeVirt begins to make it.
+// Fresh reports whether none of the disks is in the domain of a call: KubeVirt is making a new
+// domain.
 func Fresh(c Call, disks []Disk, container string) bool {
 	m, err := parseMachine(c.VMI)
 	if err != nil {
@@ -117,26 +118,26 @@ func Fresh(c Call, disks []Disk, container string) bool {
 	})
 }
 
-// edit is a domain and what is about to change in it.
+// edit is a domain with its pending changes.
 type edit struct {
 	before  []byte
 	root    *element
 	devices *element // nil: there are none
 	own     map[*element]bool
-	common  libvirt.Virtio // what every virtio device gets
+	common  libvirt.Virtio // settings of every virtio device
 	changes []change
 	added   strings.Builder // devices
 	memory  string          // a <memoryBacking> element; "": none is added
-	shared  bool            // the domain's memory is, after the changes
+	shared  bool            // the domain's memory is shared, after the changes
 	// of the devices that were added
 	names, serials map[string]bool
 	orders         map[string]bool
 	units          map[string]map[string]bool // by bus
 	controller     bool                       // one for SCSI is added
-	number         int                        // of the hook sidecar
-	chosen         bool                       // annotations say what the machine boots from
-	boots          bool                       // it boots from a device before the disks here
-	borrowed       *element                   // boot order that a later sidecar has meanwhile
+	number         int                        // place of the hook sidecar
+	chosen         bool                       // annotations decide what the machine boots from
+	boots          bool                       // the machine boots from another device first
+	borrowed       *element                   // <boot> of a later sidecar, to be taken over
 }
 
 func newEdit(domain []byte) (*edit, error) {
@@ -154,7 +155,7 @@ func newEdit(domain []byte) (*edit, error) {
 
 func (e *edit) disks() []*element { return e.devices.all("disk") }
 
-// find returns the element that is, or shall be, the disk; nil: there is none.
+// find returns the element that is the disk, or will be; nil: there is none.
 func (e *edit) find(d *Disk, w *wish, m *machine) (found *element, err error) {
 	if w.replace != "" {
 		return e.findReplaced(d, w, m)
@@ -177,7 +178,7 @@ func (e *edit) find(d *Disk, w *wish, m *machine) (found *element, err error) {
 }
 
 // matches reports whether an element is the disk. The launcher loses the socket of a source when it
-// reads a domain back. With vhost-user there is no serial number either; the alias stays.
+// reads a domain back. With vhost-user the serial number is lost, too, but the alias stays.
 func (d *Disk) matches(disk *element, w *wish) bool {
 	source, serial := disk.child("source"), d.serial(w)
 	if disk.attribute("type") == typeVhostUser {
@@ -191,7 +192,7 @@ func (d *Disk) matches(disk *element, w *wish) bool {
 		disk.child("serial").words() == serial)
 }
 
-// mayBe reports whether a host element is that of the disk, as it was or without its socket.
+// mayBe reports whether a host element is that of the disk, with or without its socket.
 func (d *Disk) mayBe(host *element) bool {
 	if socket := host.attribute("socket"); socket != "" {
 		return socket == d.Export.Socket
@@ -208,7 +209,7 @@ func (d *Disk) serial(w *wish) string {
 	return d.Export.Serial
 }
 
-// findReplaced returns the element that KubeVirt has made for a volume.
+// findReplaced returns KubeVirt's element for a volume.
 func (e *edit) findReplaced(d *Disk, w *wish, m *machine) (*element, error) {
 	by := w.said[keyReplace]
 	if !m.hasVolume(w.replace) {
@@ -267,8 +268,8 @@ func (e *edit) fill(parent *element, text string) {
 	e.changes = append(e.changes, change{parent.close, parent.close, text})
 }
 
-// exchange makes an element the disk: its source, its type and its blocks. All else stays, but what
-// cannot be with that source.
+// exchange makes an element the disk: its source, its type and its blocks. It keeps everything else
+// that the new source allows.
 func (e *edit) exchange(at *element, d *Disk, w *wish) error {
 	target := at.child("target")
 	bus := libvirt.Bus(target.attribute("bus"))
@@ -277,8 +278,8 @@ func (e *edit) exchange(at *element, d *Disk, w *wish) error {
 	if w.replace == "" {
 		export.Serial = d.serial(w)
 	} else {
-		// The machine decides both. It may have a bus that we do not know, and a CD-ROM is
-		// read-only on every bus.
+		// The machine decides both. Its bus may be unknown here, and a CD-ROM is read-only on every
+		// bus.
 		export.Serial = ""
 		if bus != libvirt.BusSATA || at.attribute("device") == "cdrom" {
 			device.Bus = ""
@@ -289,14 +290,14 @@ func (e *edit) exchange(at *element, d *Disk, w *wish) error {
 	}
 	common := e.common
 	if w.replace != "" {
-		common = libvirt.Virtio{} // KubeVirt has given it to its own disk
+		common = libvirt.Virtio{} // KubeVirt has set it on its own disk
 	}
 	made, err := render(export.Disk, device, common)
 	if err != nil {
 		return err
 	}
 	missing := []string{"driver", "source", "blockio", "readonly", "shareable", "serial"}
-	drive := at.attribute("device") == "cdrom" // its blocks are what they are
+	drive := at.attribute("device") == "cdrom" // its blocks stay
 	if drive {
 		missing = slices.DeleteFunc(missing, func(name string) bool { return name == "blockio" })
 	}
@@ -308,7 +309,7 @@ func (e *edit) exchange(at *element, d *Disk, w *wish) error {
 			return e.driver(c, made.child("driver"), w)
 		case "blockio":
 			if !drive && logical(c) != logical(made.child("blockio")) {
-				return made.part("blockio") // the one that is there was for another disk
+				return made.part("blockio") // the existing one was for another disk
 			}
 		case "backingStore", "auth", "mirror":
 			return ""
@@ -318,8 +319,8 @@ func (e *edit) exchange(at *element, d *Disk, w *wish) error {
 	return nil
 }
 
-// rewrite makes an element a new disk: its type, those of the disk's parts that it is missing, and
-// its own as part has them.
+// rewrite makes an element a new disk: its type, the missing parts, and its own parts as changed by
+// part.
 func (e *edit) rewrite(at *element, made *rendered, missing []string, part func(*element) string) {
 	var b strings.Builder
 	set := []string{"type", made.attribute("type")}
@@ -345,15 +346,15 @@ func (e *edit) rewrite(at *element, made *rendered, missing []string, part func(
 	e.changes = append(e.changes, change{at.start, at.end, b.String()})
 }
 
-// text is an element of the domain as it stands there.
+// text is the present text of an element of the domain.
 func (e *edit) text(c *element) string { return string(e.before[c.start:c.end]) }
 
-// logical is the length of a logical block in a <blockio> element, as libvirt has it.
+// logical is the length of a logical block in a <blockio> element, as text.
 func logical(blocks *element) string {
 	return cmp.Or(blocks.attribute("logical_block_size"), "512")
 }
 
-// driver is a driver element that fits the source: what the machine says in it stays.
+// driver is a driver element for the new source. It keeps the machine's own settings.
 func (e *edit) driver(at, ours *element, w *wish) string {
 	set := []string{"name", "qemu", "type", "raw"}
 	for _, a := range ours.attributes {
@@ -374,7 +375,7 @@ type rendered struct {
 	document string
 }
 
-// part is the text of one of its elements, "" without one.
+// part is the text of one child element, or "".
 func (r *rendered) part(name string) string {
 	if c := r.child(name); c != nil {
 		return r.document[c.start:c.end]
@@ -397,7 +398,7 @@ func render(of func(libvirt.Device) (*libvirtxml.DomainDisk, error), device libv
 	return &rendered{root, string(text)}, err
 }
 
-// protect makes the guest's disk read-only if that is wished.
+// protect makes the guest's disk read-only if an annotation says so.
 func (w *wish) protect(export *libvirt.Export, readOnly *bool) error {
 	switch {
 	case readOnly == nil:

@@ -16,16 +16,16 @@ import (
 	"kubevirt.io/disk/kubevirt/hookpb"
 )
 
-// name is what the hook is called in the launcher's log.
+// name is the hook's name in the launcher's log.
 const name = "kubevirt-disk"
 
-// maxMessage is the longest call that is read, in bytes: the limit that gRPC's own servers have.
+// maxMessage is the longest call, in bytes. It is the limit of gRPC's own servers.
 const maxMessage = 4 << 20
 
-// Occasion is when a domain is asked for.
+// Occasion is the reason why a domain is requested.
 type Occasion string
 
-// The occasions that plugins are told. A hook is told none.
+// The occasions in calls to plugins. A hook does not get one.
 const (
 	OccasionUnknown         Occasion = ""
 	OccasionBoot            Occasion = "Boot"
@@ -40,9 +40,9 @@ type Call struct {
 	Occasion Occasion
 }
 
-// Options are those of a Server.
+// Options are the settings of a Server.
 type Options struct {
-	// Define returns the domain with the disks in it. An error stands in the launcher's log, and
+	// Define returns the domain with the disks in it. An error appears in the launcher's log, and
 	// the machine does not start.
 	Define func(context.Context, Call) ([]byte, error)
 	// Shutdown is called when the machine has ended. It must not wait.
@@ -71,14 +71,14 @@ func NewServer(opt Options) *Server {
 	route(mux, "plugins.v1alpha1.DomainHookService/MutateDomain", s.mutateDomain)
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true) // gRPC speaks nothing else at a Unix socket
-	// The launcher is local. Whoever else connects must not keep a connection for nothing.
+	// The launcher is local. Another peer must not hold an idle connection for ever.
 	s.http = http.Server{Handler: http.NewCrossOriginProtection().Handler(mux),
 		Protocols: &protocols, ReadHeaderTimeout: time.Minute, IdleTimeout: 10 * time.Minute,
 		ErrorLog: zap.NewStdLog(s.log)}
 	return s
 }
 
-// versions are those of the callbacks.
+// versions are the versions of the callbacks.
 func versions() []string { return []string{"v1alpha1", "v1alpha2", "v1alpha3"} }
 
 // route serves one procedure of KubeVirt's.
@@ -96,7 +96,7 @@ func (s *Server) Serve(l net.Listener) error {
 	return nil
 }
 
-// Close ends the server once the calls that are under way are answered, or with ctx.
+// Close ends the server when all pending calls are answered, or when ctx ends.
 func (s *Server) Close(ctx context.Context) error {
 	err := s.http.Shutdown(ctx)
 	if err != nil {
@@ -139,7 +139,7 @@ func (s *Server) shutdown(context.Context, *hookpb.Empty) (*hookpb.Empty, error)
 	return &hookpb.Empty{}, nil
 }
 
-// define answers a call, and turns what goes wrong into an error of gRPC.
+// define answers a call, and turns a failure into an error of gRPC.
 func (s *Server) define(ctx context.Context, c Call) (domain []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {

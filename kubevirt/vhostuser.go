@@ -14,8 +14,8 @@ import (
 // typeVhostUser is the type of a <disk>.
 const typeVhostUser = "vhostuser"
 
-// checkTransport says why a disk that is wished by vhost-user cannot use it, and makes the domain's
-// memory one that can be shared.
+// checkTransport returns why a disk cannot use vhost-user, which annotations request, and lets the
+// domain's memory be shared.
 func (e *edit) checkTransport(d *Disk, w *wish, at *element, m *machine) error {
 	if !w.vhostUser {
 		return nil
@@ -50,7 +50,7 @@ func notWith(annotation, why string) error {
 	return fmt.Errorf("%s: leave out annotation %s, or use %s", why, annotation, transportNBD)
 }
 
-// checkReplaced says what a disk of KubeVirt has that one by vhost-user cannot have.
+// checkReplaced reports settings of KubeVirt's disk that a vhost-user disk cannot have.
 func (w *wish) checkReplaced(at *element) error {
 	bus, kind := at.child("target").attribute("bus"), at.attribute("device")
 	switch {
@@ -122,8 +122,8 @@ func (e *edit) guestMemory() (most int64) {
 	return most
 }
 
-// vhostUser is the disk with the queues that its <driver>, or the machine, says, but not more than
-// its server has. QEMU's own choice is one for each vCPU.
+// vhostUser is the disk with the number of queues of its <driver>, or of the machine, but not more
+// than its server has. QEMU's own choice is one for each vCPU.
 func (e *edit) vhostUser(d *Disk, driver *element) libvirt.VhostUser {
 	v := d.VhostUser
 	number := func(text string) uint {
@@ -138,12 +138,12 @@ func (e *edit) vhostUser(d *Disk, driver *element) libvirt.VhostUser {
 	return v
 }
 
-// exchangeVhostUser makes an element the disk by vhost-user. What is left of it is what libvirt
-// takes for such a disk: where the guest sees it, and its queues.
+// exchangeVhostUser makes an element the vhost-user disk. It keeps what libvirt accepts for such a
+// disk: the place where the guest sees it, and its queues.
 func (e *edit) exchangeVhostUser(at *element, d *Disk, w *wish) error {
 	v, common := e.vhostUser(d, at.child("driver")), e.common
 	if w.replace != "" {
-		common = libvirt.Virtio{} // KubeVirt has given it to its own disk
+		common = libvirt.Virtio{} // KubeVirt has set it on its own disk
 	}
 	made, err := render(v.Disk, libvirt.Device{Dev: at.child("target").attribute("dev"),
 		Bus: libvirt.BusVirtio}, common)

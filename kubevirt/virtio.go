@@ -9,14 +9,14 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// s390x is an architecture without PCI, as a VirtualMachineInstance calls it.
+// s390x is an architecture without PCI, by its name in a VirtualMachineInstance.
 const s390x = "s390x"
 
-// virtio is what every virtio device of the machine gets. KubeVirt has given it to those that are
-// in the domain. If there are none, the machine says what they would have had.
+// virtio has the settings of every virtio device of the machine: those of devices in the domain, or
+// else those that KubeVirt would derive from the machine.
 //
-// A device is asked for what virtio needs and for nothing else: an edit gives a replaced disk
-// another source and another type, and it must say the same before and after.
+// Only settings that any virtio device needs are read from a device: an edit gives a replaced disk
+// another source and another type, and the result must be the same before and after it.
 func (e *edit) virtio(m *machine) libvirt.Virtio {
 	var all libvirtxml.DomainDeviceList
 	for _, c := range e.deviceElements() {
@@ -59,7 +59,7 @@ func (e *edit) virtio(m *machine) libvirt.Virtio {
 	return v
 }
 
-// encrypted reports whether the machine asks for encrypted memory that devices must respect.
+// encrypted reports whether the machine has encrypted memory, which devices must take into account.
 func (m *machine) encrypted() bool {
 	l := m.Spec.Domain.LaunchSecurity
 	return l != nil && (l.SEV != nil || l.SNP != nil || m.Spec.Architecture == s390x)

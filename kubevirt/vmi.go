@@ -7,17 +7,18 @@ import (
 	"strings"
 )
 
-// sidecarsAnnotation is where a machine asks KubeVirt for hook sidecars: a JSON list. KubeVirt has
-// no other annotation of that prefix.
+// sidecarsAnnotation lists the hook sidecars of a machine for KubeVirt, as JSON. KubeVirt has no
+// other annotation with that prefix.
 const (
 	hooksPrefix        = "hooks.kubevirt.io/"
 	sidecarsAnnotation = hooksPrefix + "hookSidecars"
 )
 
-// sidecarPrefix begins the name of a hook sidecar's container, and its place in that list ends it.
+// sidecarPrefix begins the name of a hook sidecar's container, which ends with its place in that
+// list.
 const sidecarPrefix = "hook-sidecar-"
 
-// machine is what a VirtualMachineInstance says that matters here.
+// machine is the part of a VirtualMachineInstance that matters here.
 type machine struct {
 	Metadata struct {
 		Annotations map[string]string `json:"annotations"`
@@ -40,11 +41,11 @@ type machine struct {
 	} `json:"status"`
 }
 
-// launchSecurity is how the memory of a guest is encrypted. On s390x it has no fields: that is
-// Secure Execution.
+// launchSecurity is the encryption of a guest's memory. On s390x it has no fields: that is Secure
+// Execution.
 type launchSecurity struct {
 	SEV *struct{} `json:"sev"`
-	SNP *struct{} `json:"snp"` // TDX needs nothing of devices
+	SNP *struct{} `json:"snp"` // devices are not affected by TDX
 }
 
 // migration is the last live migration of a machine.
@@ -63,13 +64,13 @@ func parseMachine(text []byte) (*machine, error) {
 	return &m, nil
 }
 
-// migrates reports whether the machine is on its way to another node.
+// migrates reports whether the machine is moving to another node.
 func (m *machine) migrates() bool {
 	s := m.Status.MigrationState
 	return s != nil && (s.TargetPod != "" || s.TargetNode != "") && !s.Completed && !s.Failed
 }
 
-// sidecar is a hook sidecar that the machine asks KubeVirt for.
+// sidecar is a hook sidecar in the machine's annotation.
 type sidecar struct {
 	Image           string          `json:"image"`
 	ImagePullPolicy string          `json:"imagePullPolicy"`
@@ -83,7 +84,8 @@ type sidecar struct {
 	} `json:"pvc"`
 }
 
-// sidecars are those that the machine asks for. KubeVirt calls the containers by their places.
+// sidecars are the hook sidecars in the machine's annotation. KubeVirt names the containers by
+// their places.
 func (m *machine) sidecars() (all []sidecar, err error) {
 	text, said := m.Metadata.Annotations[sidecarsAnnotation]
 	if !said {
@@ -95,16 +97,16 @@ func (m *machine) sidecars() (all []sidecar, err error) {
 	return all, nil
 }
 
-// alone reports whether the machine asks for one hook sidecar: then annotations about others are
+// alone reports whether the machine has only one hook sidecar: then annotations for others are
 // mistakes.
 func (m *machine) alone() bool {
 	all, err := m.sidecars()
 	return err == nil && len(all) == 1
 }
 
-// Claim returns where a container has the claim that the machine gives to its hook sidecar, "" if
-// the machine gives it none. said is false if the machine says nothing about the container, such as
-// one that an admission policy has added.
+// Claim returns the mount point of the claim that the machine gives to its hook sidecar, "" if it
+// gives none. said is false if the machine does not mention the container, such as one from an
+// admission policy.
 func (c *Call) Claim(container string) (dir string, said bool, err error) {
 	m, err := parseMachine(c.VMI)
 	if err != nil {
@@ -135,9 +137,9 @@ func (m *machine) volumes() (names []string) {
 	return names
 }
 
-// Arrives reports whether the machine comes from another node, by a live migration, or may do so:
-// it is not understood. A hook is told no occasion; it is asked where a machine arrives, and not
-// where it leaves.
+// Arrives reports whether the machine comes from another node by a live migration, or may do so,
+// because it cannot be parsed. A hook gets no occasion. It is only called on the node where a
+// machine arrives.
 func (c *Call) Arrives() bool {
 	if c.Occasion != OccasionUnknown {
 		return c.Occasion == OccasionMigrationTarget
@@ -146,7 +148,7 @@ func (c *Call) Arrives() bool {
 	return err != nil || m.migrates()
 }
 
-// refuseMigration says why a machine cannot move; nil: it can.
+// refuseMigration returns why a machine cannot move; nil: it can.
 func refuseMigration(disks []Disk) error {
 	var names []string
 	for _, d := range disks {

@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// annotationPrefix is that of the annotations of a VirtualMachineInstance about its disks.
+// annotationPrefix begins the annotations of a VirtualMachineInstance about its disks.
 const annotationPrefix = "disk.kubevirt.io/"
 
 // The keys of annotations.
@@ -41,20 +41,20 @@ func others(key string) bool {
 	return key == "handover" || key == "move-to" || strings.HasPrefix(key, "identity-")
 }
 
-// wish is what annotations say about a disk.
+// wish has the settings for a disk in annotations.
 type wish struct {
-	bus       libvirt.Bus // virtio if none is wished
-	bootOrder *uint       // nil: none is wished; 0: the machine must not boot from it
+	bus       libvirt.Bus // virtio if there is none
+	bootOrder *uint       // nil: none; 0: the machine must not boot from it
 	readOnly  *bool
 	cache     libvirt.Cache
 	serial    string
 	replace   string            // the volume whose disk is replaced
-	vhostUser bool              // by vhost-user, and not by NBD
+	vhostUser bool              // by vhost-user instead of NBD
 	alias     string            // of the disk if it is added by vhost-user
-	said      map[string]string // by key: the annotation that says it
+	said      map[string]string // by key: its annotation
 }
 
-// parse takes the value of a key.
+// parse reads the value of a key.
 func (w *wish) parse(key, value string) (err error) {
 	switch key {
 	case keyBus:
@@ -110,8 +110,8 @@ type statement struct {
 	annotation, key, about, value string
 }
 
-// wishes reads the annotations of a machine: a wish for each disk. An annotation about one disk
-// wins over one about all disks of a container, and that over one about all disks.
+// wishes reads the annotations of a machine: a wish for each disk. An annotation about one disk has
+// precedence over one about all disks of a container, and that over one about all disks.
 func (m *machine) wishes(disks []Disk, container string) ([]wish, error) {
 	annotations, err := m.annotations()
 	if err != nil {
@@ -131,7 +131,7 @@ func (m *machine) wishes(disks []Disk, container string) ([]wish, error) {
 	return all, checkOnce(all, disks)
 }
 
-// annotations are those for the hook.
+// annotations are the annotations for the hook.
 func (m *machine) annotations() (all []statement, err error) {
 	for _, annotation := range slices.Sorted(maps.Keys(m.Metadata.Annotations)) {
 		rest, ok := strings.CutPrefix(annotation, annotationPrefix)
@@ -150,14 +150,14 @@ func (m *machine) annotations() (all []statement, err error) {
 
 // bootsFirst reports whether an annotation gives a disk of any hook sidecar the boot order 1.
 func (m *machine) bootsFirst() bool {
-	all, _ := m.annotations() // what is wrong was said before
+	all, _ := m.annotations() // errors were reported earlier
 	return slices.ContainsFunc(all, func(a statement) bool {
 		var w wish
 		return a.key == keyBootOrder && w.parse(a.key, a.value) == nil && *w.bootOrder == 1
 	})
 }
 
-// checkNames finds annotations about disks that are not there.
+// checkNames finds annotations about disks that do not exist.
 func checkNames(annotations []statement, disks []Disk, container string) error {
 	for _, a := range annotations {
 		if !slices.ContainsFunc(disks, func(d Disk) bool { return d.rank(a, container) > 0 }) {
@@ -172,7 +172,7 @@ func checkNames(annotations []statement, disks []Disk, container string) error {
 	return nil
 }
 
-// rank says how specific an annotation is for a disk; 0: it is not about the disk.
+// rank is how specific an annotation is for a disk; 0: it is not about the disk.
 func (d *Disk) rank(a statement, container string) int {
 	switch a.about {
 	case d.Export.Name:
@@ -187,7 +187,7 @@ func (d *Disk) rank(a statement, container string) int {
 	return 0
 }
 
-// wish is what the annotations say about a disk.
+// wish combines the annotations about the disk.
 func (d *Disk) wish(annotations []statement, container string) (wish, error) {
 	w := wish{said: map[string]string{}}
 	slices.SortStableFunc(annotations, func(a, b statement) int {
@@ -214,7 +214,7 @@ func (d *Disk) wish(annotations []statement, container string) (wish, error) {
 	return w, nil
 }
 
-// checkOnce finds what two disks cannot both have.
+// checkOnce finds settings that two disks cannot both have.
 func checkOnce(all []wish, disks []Disk) error {
 	had := map[string]string{}
 	for i, w := range all {

@@ -10,19 +10,19 @@ import (
 	"strings"
 )
 
-// element is an element of a document, and where it stands in it, in bytes.
+// element is an element of a document, with its place in bytes.
 type element struct {
 	name       string // with its prefix
 	attributes []xml.Attr
-	text       []byte // that stands directly in it
+	text       []byte // directly in the element
 	children   []*element
 
-	start, open int // of the start tag, and behind it
-	close, end  int // of the end tag, and behind it; close is end if the start tag closes itself
+	start, open int // begin and end of the start tag
+	close, end  int // begin and end of the end tag; close is end if the start tag closes itself
 }
 
-// maxElements limits the memory for the elements and attributes of a document. A hook lives with 64
-// MiB, and a domain of KubeVirt has some hundreds of both.
+// maxElements limits the memory for the elements and attributes of a document. A hook has 64 MiB of
+// memory, and a domain of KubeVirt has some hundreds of both.
 const maxElements = 64 << 10
 
 // parse finds the elements of a document.
@@ -87,7 +87,7 @@ func full(n xml.Name) string {
 // closesItself reports whether there is no end tag.
 func (e *element) closesItself() bool { return e.open == e.end }
 
-// child returns the first child of a name, or nil. The element may be nil.
+// child returns the first child with a name, or nil. The element may be nil.
 func (e *element) child(name string) *element {
 	if e == nil {
 		return nil
@@ -100,7 +100,7 @@ func (e *element) child(name string) *element {
 	return nil
 }
 
-// all returns the children of a name. The element may be nil.
+// all returns the children with a name. The element may be nil.
 func (e *element) all(name string) (found []*element) {
 	if e == nil {
 		return nil
@@ -126,7 +126,7 @@ func (e *element) attribute(name string) string {
 	return ""
 }
 
-// words is the text in it without the space around. The element may be nil.
+// words is the text of the element without the space around it. The element may be nil.
 func (e *element) words() string {
 	if e == nil {
 		return ""
@@ -149,7 +149,7 @@ func (e *element) tag(set ...string) string {
 	b.WriteString("<" + e.name)
 	for _, a := range attributes {
 		b.WriteString(" " + full(a.Name) + `="`)
-		_ = xml.EscapeText(&b, []byte(a.Value)) // a buffer takes everything
+		_ = xml.EscapeText(&b, []byte(a.Value)) // a buffer has no errors
 		b.WriteString(`"`)
 	}
 	b.WriteString(">")
@@ -162,8 +162,8 @@ type change struct {
 	text       string
 }
 
-// changed returns the document with changes, which do not overlap. Of several at one place, the
-// first comes first.
+// changed returns the document with changes, which do not overlap. Changes at one place keep their
+// order.
 func changed(document []byte, changes []change) []byte {
 	slices.SortStableFunc(changes, func(a, b change) int { return a.start - b.start })
 	var out []byte
