@@ -8,8 +8,8 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// KernelBoot says how a domain boots without a boot loader: libvirt hands QEMU a kernel, an
-// initramfs and a command line. A container image that `kubevirt-disk adapt` has made a disk of
+// KernelBoot describes a domain that boots without a boot loader: libvirt gives QEMU a kernel, an
+// initramfs and a command line. A disk that `kubevirt-disk adapt` has made from a container image
 // boots this way.
 type KernelBoot struct {
 	Kernel  string // path on the host of the domain
@@ -55,7 +55,7 @@ func (b KernelBoot) check(p *problems) {
 	}
 }
 
-// checkPath requires a path that means the same to libvirt, whose working directory is its own.
+// checkPath requires a path with the same meaning for libvirt, which has its own working directory.
 func checkPath(p *problems, field, path string) {
 	switch {
 	case path == "":
@@ -85,7 +85,7 @@ func (b KernelBoot) os() *libvirtxml.DomainOS {
 	}
 }
 
-// KernelDomain is a complete domain that boots a kernel from one disk, as a container image does.
+// KernelDomain is a complete domain that boots a kernel from one disk, as for a container image.
 // Name, Boot and Disk are required.
 type KernelDomain struct {
 	Name   string
@@ -95,10 +95,10 @@ type KernelDomain struct {
 	CPUs   uint                   // 0: 1
 	// Emulated is for a host without KVM.
 	Emulated bool
-	// Publish leads ports of the host to ports of the guest, by QEMU's user network.
+	// Publish forwards ports of the host to ports of the guest, by QEMU's user network.
 	Publish []Publish
-	// Port is the name of a virtio-serial port in the guest. The host listens on it at a UNIX
-	// socket that libvirt chooses. "": none.
+	// Port is the name of a virtio-serial port in the guest. On the host, libvirt chooses its UNIX
+	// socket. "": none.
 	Port string
 }
 
@@ -143,8 +143,8 @@ func (k KernelDomain) Domain() (*libvirtxml.Domain, error) {
 		OnCrash:    "destroy",
 		Devices:    k.devices(),
 	}
-	// libvirt asks the guest to stop by the power button of ACPI. Without firmware, aarch64 has no
-	// ACPI, and Debian's kernel has no driver for the button that it has instead.
+	// libvirt uses the power button of ACPI to stop the guest. Without firmware, aarch64 has no
+	// ACPI, and Debian's kernel has no driver for its other button.
 	if k.Boot.Arch == ArchAMD64 {
 		domain.Features = &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}}
 	}
@@ -153,7 +153,7 @@ func (k KernelDomain) Domain() (*libvirtxml.Domain, error) {
 		domain.QEMUCommandline = publishing(k.Publish)
 	}
 	if k.Emulated {
-		// QEMU's own choice has 32 bits on virt, and on q35 less than many distributions need.
+		// QEMU's default CPU has 32 bits on virt, and on q35 less than many distributions need.
 		domain.Type, domain.CPU = "qemu", &libvirtxml.DomainCPU{Mode: "maximum"}
 	} else {
 		domain.CPU = &libvirtxml.DomainCPU{Mode: "host-passthrough"}
@@ -202,7 +202,7 @@ func (k KernelDomain) DomainXML() (string, error) {
 }
 
 // FileDisk returns the <disk> element of a qcow2 file on the host, given by an absolute path, and
-// of the backing files that it names. The guest finds the disk by serial. File has more options.
+// of its backing files. The guest finds the disk by serial. File has more options.
 func FileDisk(path, serial string, d Device) (*libvirtxml.DomainDisk, error) {
 	return File{Path: path, Format: FormatQcow2, Serial: serial, FollowBacking: true}.Disk(d)
 }

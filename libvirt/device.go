@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// Device says how a virtual machine sees a LUN. Every field may be left empty.
+// Device describes how a virtual machine sees a LUN. Every field may be empty.
 type Device struct {
 	Dev  string // target device: vda with BusVirtio, sda with the others. "": the bus's first
 	Bus  Bus    // "": by Dev, BusSCSI for sd names and BusVirtio for vd names
@@ -17,7 +17,7 @@ type Device struct {
 
 	BootOrder uint // 1: first; 0: the element has no boot order
 
-	// Initiator is the iSCSI name that QEMU logs in with; InitiatorName makes one. A
+	// Initiator is the iSCSI name with which QEMU logs in; InitiatorName makes one. A
 	// write-exclusive LUN belongs to one initiator name at a time. "": QEMU derives a name from the
 	// domain's UUID. Both machines of a live migration have that UUID, so the target cannot fence
 	// either of them.
@@ -45,7 +45,7 @@ const (
 	BusUSB    Bus = "usb"    // slow; for guests that have no other driver
 )
 
-// Kind says who answers the guest's SCSI commands.
+// Kind decides whether QEMU or the target answers the guest's SCSI commands.
 type Kind string
 
 // The kinds.
@@ -70,7 +70,7 @@ const (
 	CacheUnsafe       Cache = "unsafe"
 )
 
-// IO is how QEMU does I/O. An iSCSI disk uses the network whatever the value.
+// IO is QEMU's kind of I/O. An iSCSI disk uses the network whatever the value.
 type IO string
 
 // The modes of I/O.
@@ -80,7 +80,7 @@ const (
 	IOUring   IO = "io_uring"
 )
 
-// Discard says whether the guest's discards reach the target, which then frees the space.
+// Discard decides whether the guest's discards reach the target, which then frees the space.
 type Discard string
 
 // The values of Discard.
@@ -89,7 +89,7 @@ const (
 	DiscardIgnore Discard = "ignore"
 )
 
-// Zeroes says whether QEMU looks for zeros in the guest's writes.
+// Zeroes decides whether QEMU looks for zeros in the guest's writes.
 type Zeroes string
 
 // The values of Zeroes.
@@ -99,7 +99,7 @@ const (
 	ZeroesUnmap Zeroes = "unmap" // look for zeros and discard them; needs DiscardUnmap
 )
 
-// ErrorPolicy says what happens to the guest when a command fails.
+// ErrorPolicy decides what happens to the guest when a command fails.
 type ErrorPolicy string
 
 // The policies.
@@ -226,7 +226,7 @@ func knownOrEmpty[T ~string](p *problems, field string, value T, values []T) {
 	}
 }
 
-// printable says whether XML can hold a text and a person can read it.
+// printable reports whether XML can hold a text and a person can read it.
 func printable(text string) bool {
 	return utf8.ValidString(text) &&
 		!strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })

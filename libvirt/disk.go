@@ -31,8 +31,8 @@ type Storage struct {
 	ReadOnly   bool
 }
 
-// Disk returns a <disk> element for storage other than a LUN of kubevirt-disk: somebody else's
-// target, a block device, a raw file. The source and its credential are not checked.
+// Disk returns a <disk> element for storage other than a LUN of kubevirt-disk: another target, a
+// block device, a raw file. The source and its credential are not checked.
 func (d Device) Disk(s Storage) (*libvirtxml.DomainDisk, error) {
 	d = d.withDefaults()
 	l := LUN{AccessMode: s.AccessMode, ReadOnly: s.ReadOnly}.withDefaults()
@@ -136,9 +136,9 @@ func HotplugXML(l LUN, d Device) (string, error) {
 	return DiskXML(l, d)
 }
 
-// Secret returns the <secret> element that a disk with this credential refers to. libvirt keeps it
+// Secret returns the <secret> element for a disk with this credential. libvirt keeps the secret
 // across restarts, and its clients cannot read it. Without a usage name the secret gets its UUID as
-// one, because libvirt lets disks use only secrets that are for iSCSI. The value, which is the CHAP
+// one, because libvirt lets disks use only secrets for iSCSI. The value, which is the CHAP
 // password, is set separately.
 func Secret(c Credential) (*libvirtxml.Secret, error) {
 	c = c.withDefaults()

@@ -17,7 +17,7 @@ type FieldError struct {
 
 func (e *FieldError) Error() string { return e.Field + ": " + e.Problem }
 
-// text is the text of an element, unless err says why there is none.
+// text is the text of an element, unless err is set.
 func text(what string, element interface{ Marshal() (string, error) }, err error) (string, error) {
 	if err != nil {
 		return "", err
@@ -29,10 +29,10 @@ func text(what string, element interface{ Marshal() (string, error) }, err error
 	return s, nil
 }
 
-// problems collects everything that is wrong with an argument.
+// problems collects all errors in an argument.
 type problems struct {
 	list []error
-	// name translates the path of a Go field into what the caller knows. nil: no translation.
+	// name translates the path of a Go field into the caller's terms. nil: no translation.
 	name func(field string) string
 }
 

@@ -11,20 +11,20 @@ import (
 // DefaultNBDPort is IANA's port of NBD.
 const DefaultNBDPort = 10809
 
-// Export is a disk that kubevirt-disk serves by NBD: for a QEMU that has no iSCSI driver, such as
-// that of KubeVirt's launcher. It has a Socket, a Portal, or both: libvirt uses the socket then,
-// and what is left is the portal if a program that knows no sockets writes the element anew, as
-// KubeVirt 1.9 does.
+// Export is a disk that kubevirt-disk serves by NBD, for a QEMU without an iSCSI driver, such as
+// that of KubeVirt's launcher. It has a Socket, a Portal, or both: libvirt then uses the socket.
+// The portal is for programs that do not know sockets and lose them when they rewrite the element,
+// such as KubeVirt 1.9.
 type Export struct {
 	Name   string // of the image or the volume, or the number of the LUN; "": the only disk
 	Socket string // absolute path of a Unix socket that QEMU may open
 	Portal Portal // address; port 0: DefaultNBDPort
-	// TLS makes QEMU use TLS at a Portal, with the client certificate that libvirt is set up with
-	// (nbd_tls_x509_cert_dir of qemu.conf). A server beyond the own machine demands that.
+	// TLS makes QEMU use TLS at a Portal, with libvirt's client certificate (nbd_tls_x509_cert_dir
+	// of qemu.conf). A server on another machine requires it.
 	TLS bool
-	// Reconnect is how long QEMU holds the guest's requests after the connection is lost, in whole
-	// seconds, while it connects again. Without it they fail at once. libvirt 9.0.0 ignores it;
-	// later releases know it.
+	// Reconnect is how long QEMU holds the guest's requests while it reconnects after a lost
+	// connection, in whole seconds. Without it they fail at once. libvirt 9.0.0 ignores it; later
+	// releases know it.
 	Reconnect time.Duration
 
 	AccessMode AccessMode // "": WriteExclusive
@@ -50,8 +50,8 @@ func (e Export) shown() LUN {
 		BlockSize: e.BlockSize}
 }
 
-// For returns the export without the parts of its identity that the device cannot show, as LUN.For
-// does.
+// For returns the export without the parts of its identity that the device cannot show, like
+// LUN.For.
 func (e Export) For(d Device) Export {
 	shown := e.shown().For(d)
 	e.Serial, e.WWN = shown.Serial, shown.WWN

@@ -23,7 +23,7 @@ const (
 
 func copyModes() []CopyMode { return []CopyMode{CopyNone, CopyOnWrite, CopyOnRead, CopyClone} }
 
-// Copy says how a disk is copied, and where the copy is kept.
+// Copy has the settings for the copy of a disk.
 type Copy struct {
 	Mode CopyMode // "": not specified
 	// UsageType names the storage for copied and written data, as in the settings of kubevirt-disk.
@@ -42,7 +42,7 @@ const (
 
 func fileFormats() []FileFormat { return []FileFormat{FormatRaw, FormatQcow2} }
 
-// File is a disk image in a file of the machine, as `kubevirt-disk provide` makes it.
+// File is a disk image in a local file, such as `kubevirt-disk provide` makes.
 type File struct {
 	Path   string     // of the image; absolute
 	Format FileFormat // "": as the extension of Path says, .qcow2 or .raw
@@ -55,8 +55,8 @@ type File struct {
 	CopyMode CopyMode
 	Overlay  string // absolute
 
-	// FollowBacking lets QEMU open the backing files that the image itself names. Set it only for
-	// an image that you have made: the image of somebody else may name a file of this machine.
+	// FollowBacking lets QEMU open the backing files in the image's header. Set it only for an
+	// image of your own: the image of another person may name any file of this machine.
 	FollowBacking bool
 
 	AccessMode AccessMode // "": WriteExclusive; WriteShared needs a raw image, without an overlay

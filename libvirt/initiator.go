@@ -15,13 +15,13 @@ const initiatorPrefix = "iqn.2017-01.io.kubevirt:"
 // maxNamePart leaves room for the machine, a colon and the domain.
 const maxNamePart = (maxNameLength - len(initiatorPrefix) - 1) / 2
 
-// The variables that hold a machine's name in a cluster, from the downward API.
+// The variables with a machine's name in a cluster, from the downward API.
 const (
 	envNode = "NODE_NAME"
 	envPod  = "POD_NAME"
 )
 
-// InitiatorName returns the iSCSI name that a domain on a machine should log in with: use it for
+// InitiatorName returns the iSCSI name with which a domain on a machine should log in: use it for
 // Device.Initiator. It is the same each time, and differs for every machine and every domain. So
 // the target sees the two machines of a live migration as two initiators, and can fence the first.
 // QEMU's own name comes from the domain's UUID, which both machines have.

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// DefaultPort is the port of a portal that names none (RFC 7143 4.2.7.1).
+// DefaultPort is the port of a portal without a port (RFC 7143 4.2.7.1).
 const DefaultPort = 3260
 
 // MaxLUN is the highest LUN: the flat space addressing method has 14 bits for it (SAM-5 4.7.7.3).
@@ -26,7 +26,7 @@ const (
 	flatMethod    = 1 << 14
 )
 
-// QEMULUN is the number by which QEMU and libiscsi know a LUN. SourceName has it, too.
+// QEMULUN is the number of a LUN in QEMU and libiscsi, and in SourceName.
 func QEMULUN(number int) int {
 	if number > maxPeripheral {
 		return flatMethod + number
@@ -34,8 +34,8 @@ func QEMULUN(number int) int {
 	return number
 }
 
-// numberOf is the inverse. QEMU reaches no LUN by a number above maxPeripheral without the method
-// bits, but it is clear which LUN is meant.
+// numberOf is the inverse of QEMULUN. QEMU reaches no LUN by a number above maxPeripheral without
+// the method bits, but the LUN is clear.
 func numberOf(address int) int {
 	if address >= flatMethod {
 		return address - flatMethod
@@ -43,7 +43,7 @@ func numberOf(address int) int {
 	return address
 }
 
-// LUN is a served disk: where it is, and what a virtual machine needs to know about it.
+// LUN is a served disk: its place, and its properties for a virtual machine.
 type LUN struct {
 	// Portals are the addresses of the target: at least one, the preferred one first. All become
 	// <host> elements. libvirt's QEMU driver connects to the first, and libvirt's validation schema
@@ -57,7 +57,7 @@ type LUN struct {
 
 	AccessMode AccessMode // "": WriteExclusive
 	// ReadOnly makes the guest's disk read-only. With ReadShared it always is. WriteShared with
-	// ReadOnly renders the same element as ReadShared, and is parsed back as that.
+	// ReadOnly renders the same element as ReadShared, and is parsed back as ReadShared.
 	ReadOnly bool
 
 	// Serial is the disk's serial number in the guest: letters, digits, '_', '.', '+', '-' and
@@ -69,15 +69,15 @@ type LUN struct {
 	WWN string
 
 	// BlockSize is the length of a logical block in bytes, 512 or 4096. 0: 512. QEMU shows the
-	// guest blocks of 512 bytes unless the element says something else.
+	// guest blocks of 512 bytes unless the element has another value.
 	BlockSize int
 
-	// NBD is where the disk is, if it is an export of NBD. Then Portals, TargetName, Number and
-	// Credential are empty, and the other fields here count instead of those of the Export.
-	// ParseSources sets it. nil: the disk is a LUN of iSCSI.
+	// NBD is the export, if the disk is one. Then Portals, TargetName, Number and Credential are
+	// empty, and the other fields here count instead of those of the Export. ParseSources sets it.
+	// nil: the disk is a LUN of iSCSI.
 	NBD *Export
 
-	// Copy says how the server is to copy the disk, if a specification says so. ParseSources sets
+	// Copy has the settings of a specification for the server's copy of the disk. ParseSources sets
 	// it. Disk does not render it, because the server does the copying.
 	Copy Copy
 }
@@ -124,7 +124,7 @@ func (p Portal) String() string {
 	return net.JoinHostPort(p.Host, strconv.Itoa(int(port)))
 }
 
-// AccessMode says who may use the disk at the same time.
+// AccessMode decides who may use the disk at the same time.
 type AccessMode string
 
 // The access modes. The names are those of kubevirt-disk.
@@ -181,8 +181,8 @@ func (c Credential) withDefaults() Credential {
 }
 
 // For returns the LUN without the parts of its identity that the device cannot show: serial number
-// and WWN with KindLUN, the WWN unless the disk is on BusSCSI. Callers use it that fill in the
-// identity for every device; Disk refuses what does not fit.
+// and WWN with KindLUN, the WWN unless the disk is on BusSCSI. It is for callers that fill in the
+// identity for every device, because Disk refuses parts that do not fit.
 func (l LUN) For(d Device) LUN {
 	d = d.withDefaults()
 	if d.Kind == KindLUN {

@@ -20,9 +20,10 @@ var (
 	naaPattern = regexp.MustCompile(`^naa\.([0-9A-Fa-f]{16}|[0-9A-Fa-f]{32})$`)
 )
 
-// CheckName says whether an initiator or a target can use a text as its iSCSI name. Names are
+// CheckName checks whether an initiator or a target can use a text as its iSCSI name. Names are
 // normalised and then compared byte for byte (RFC 7143 4.2.7.2). A name that is not normalised is
-// refused: if it were changed silently, it would not match what a person types elsewhere.
+// refused: if it were changed silently, it would differ from the name that a person types
+// elsewhere.
 func CheckName(name string) error {
 	switch {
 	case name == "":

@@ -13,10 +13,10 @@ import (
 )
 
 // ParseDisk reads a <disk> element into a LUN and a device. The element may come from Disk or from
-// libvirt. What it leaves out comes back as libvirt's default: the port, the cache mode
-// CacheDefault, DiscardIgnore. Elements that say nothing about the LUN (alias, address, statistics
-// and the like) are ignored. Elements that change what the guest sees of it, such as encryption,
-// are errors, and so is any disk that Disk would not make.
+// libvirt. Missing parts get libvirt's defaults: the port, the cache mode CacheDefault,
+// DiscardIgnore. Elements that have nothing to do with the LUN (alias, address, statistics and the
+// like) are ignored. Elements that change what the guest sees of it, such as encryption, are
+// errors, and so is any disk that Disk would not make.
 func ParseDisk(document string) (LUN, Device, error) {
 	disk, err := decodeDisk(document)
 	if err != nil {
@@ -218,7 +218,7 @@ func refuseForeign(disk *libvirtxml.DomainDisk, p *problems) {
 
 var hostField = regexp.MustCompile(`^LUN\.Portals\[(\d+)\]\.Host$`)
 
-// xmlName translates the path of a Go field to its place in the XML. Anything else stays as it is.
+// xmlName translates the path of a Go field to its place in the XML. Other text stays unchanged.
 func xmlName(field string) string {
 	if m := hostField.FindStringSubmatch(field); m != nil {
 		i, err := strconv.Atoi(m[1])

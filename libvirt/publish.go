@@ -8,7 +8,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// Publish leads a port of the host to a port of the guest.
+// Publish forwards a port of the host to a port of the guest.
 type Publish struct {
 	Address     netip.Addr // of the host, IPv4
 	Host, Guest uint16     // the ports
@@ -56,8 +56,8 @@ func (p Publish) String() string {
 }
 
 // publishing are QEMU's arguments for a network card with these ports. libvirt itself forwards
-// ports by passt only, which many hosts do not have. The card lies in a slot that libvirt, which
-// counts from the first one, does not use.
+// ports only by passt, which many hosts do not have. The card is in a high slot, because libvirt
+// assigns slots from the first one on.
 func publishing(list []Publish) *libvirtxml.DomainQEMUCommandline {
 	network := "user,id=publish"
 	for _, p := range list {

@@ -6,25 +6,25 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// MaxQueues is how many queues kubevirt-disk serves for a disk of VhostUser.
+// MaxQueues is the largest number of queues that kubevirt-disk serves for a disk of VhostUser.
 const MaxQueues = 16
 
 // VhostUser is a disk that kubevirt-disk serves by vhost-user-blk: it reads and writes the guest's
 // memory itself, so the domain needs the element of SharedMemory, too. Serial number, write cache,
-// discards, block size, and whether the disk can be written come from the daemon, and the access
-// mode is no matter of the domain. Errors go to the guest: the domain does not pause.
+// discards, block size, and whether the disk can be written come from the daemon. The domain has no
+// access mode for it. Errors go to the guest: the domain does not pause.
 type VhostUser struct {
 	Socket string // absolute path, which QEMU may open
 	// Queues is at most MaxQueues. 0: QEMU chooses one for each vCPU, so a domain with more vCPUs
-	// than that needs a number.
+	// needs a number.
 	Queues uint
-	// Reconnect is how long QEMU waits before each try to connect again, in whole seconds, while
-	// the guest's requests wait. 0: it does not try, and they wait for ever.
+	// Reconnect is the pause of QEMU before each try to reconnect, in whole seconds, while the
+	// guest's requests wait. 0: it does not try, and they wait for ever.
 	Reconnect time.Duration
 }
 
-// Disk returns the <disk> element that makes it a disk of a domain. The caller may change it. Of
-// the device, only Dev, Bus, Kind and BootOrder can be chosen.
+// Disk returns the <disk> element for a domain. The caller may change it. Of the device, only Dev,
+// Bus, Kind and BootOrder can be chosen.
 func (v VhostUser) Disk(d Device) (*libvirtxml.DomainDisk, error) {
 	var p problems
 	d = v.check(d, &p)
@@ -156,8 +156,8 @@ func vhostUserXMLName(field string) string {
 }
 
 // SharedMemory returns the <memoryBacking> element that a domain needs for disks of VhostUser: the
-// guest's memory lies in a memfd that QEMU gives to the daemon. A domain whose memory is shared
-// already, such as one in huge pages with this access mode, needs nothing.
+// guest's memory is a memfd that QEMU gives to the daemon. A domain with shared memory, such as one
+// in huge pages with this access mode, needs nothing.
 func SharedMemory() *libvirtxml.DomainMemoryBacking {
 	return &libvirtxml.DomainMemoryBacking{
 		MemorySource: &libvirtxml.DomainMemorySource{Type: "memfd"},

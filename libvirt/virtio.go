@@ -7,17 +7,16 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// Virtio are the settings that all virtio devices of a domain share because its guest needs them. A
-// device that is added later needs the same. The zero value changes nothing.
+// Virtio are the settings that all virtio devices of a domain share because its guest needs them,
+// also devices that are added later. The zero value changes nothing.
 type Virtio struct {
-	// Model is virtio-transitional for guests with drivers from before virtio 1.0,
-	// virtio-non-transitional for others, or virtio where there is no PCI, as on s390x. "": as
-	// libvirt chooses.
+	// Model is virtio-transitional for guests with drivers older than virtio 1.0,
+	// virtio-non-transitional for others, or virtio without PCI, as on s390x. "": libvirt chooses.
 	Model string
-	// IOMMU is for guests whose memory is encrypted (SEV, Secure Execution): a device reaches only
-	// what the guest has opened for it.
+	// IOMMU is for guests with encrypted memory (SEV, Secure Execution): a device reaches only the
+	// memory that the guest has opened for it.
 	IOMMU bool
-	// Queues is how many queues each disk has; 0: as libvirt chooses.
+	// Queues is the number of queues of each disk; 0: libvirt chooses.
 	Queues uint
 }
 
@@ -30,8 +29,8 @@ const (
 	on               = "on"
 )
 
-// VirtioOf returns what the devices of a domain share. Disks are asked first: only they have
-// queues. Devices without any of these settings are ignored.
+// VirtioOf returns the common settings of a domain's devices. Disks come first, because only they
+// have queues. Devices without any of these settings are ignored.
 func VirtioOf(devices *libvirtxml.DomainDeviceList) (v Virtio) {
 	see := func(model, iommu string) {
 		switch model {
@@ -66,8 +65,8 @@ func VirtioOf(devices *libvirtxml.DomainDeviceList) (v Virtio) {
 	return v
 }
 
-// Disk applies the settings to a disk. It changes nothing that the disk says itself, and no disk of
-// another bus.
+// Disk applies the settings to a disk. It changes neither the disk's own settings nor disks of
+// other buses.
 func (v Virtio) Disk(d *libvirtxml.DomainDisk) {
 	if d.Target == nil || d.Target.Bus != string(BusVirtio) {
 		return
