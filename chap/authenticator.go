@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 )
 
-// Authenticator holds a target's credentials and the challenges that its logins have outstanding.
-// It is safe for concurrent use.
+// Authenticator holds a target's credentials and the outstanding challenges of its logins. It is
+// safe for concurrent use.
 type Authenticator struct {
 	inForce atomic.Pointer[Config] // never changed after it is stored
 
@@ -27,8 +27,8 @@ func NewAuthenticator(cfg Config) (*Authenticator, error) {
 	return a, nil
 }
 
-// Replace puts another configuration into force. It must have CHAP enabled. A login that is still
-// under way is judged by the new one, even if it already has its challenge. After an error the old
+// Replace puts another configuration into force. It must have CHAP enabled. The new one also
+// applies to logins that have begun, even after their challenge. After an error the old
 // configuration stays.
 func (a *Authenticator) Replace(cfg Config) error {
 	if !cfg.Enabled() {
@@ -38,13 +38,13 @@ func (a *Authenticator) Replace(cfg Config) error {
 	return nil
 }
 
-// Knows says whether user could log in now. A user whose credential has been replaced could not.
+// Knows reports whether user could log in now. A user whose credential was replaced could not.
 func (a *Authenticator) Knows(user string) bool {
 	return a.inForce.Load().Initiator.Username == user
 }
 
 // Begin starts the exchange of one login. initiatorName is the name that the initiator uses. The
-// caller closes the exchange when the login ends, however it ends.
+// caller closes the exchange at the end of the login in any case.
 func (a *Authenticator) Begin(initiatorName string) *Exchange {
 	return &Exchange{auth: a, initiatorName: initiatorName}
 }
@@ -76,8 +76,8 @@ func (a *Authenticator) forget(challenge []byte) {
 	delete(a.outstanding, string(challenge))
 }
 
-// selectAlgorithm returns the first algorithm in the initiator's list that is supported, and how
-// the list spells it (RFC 7143 6.2.1).
+// selectAlgorithm returns the first supported algorithm in the initiator's list, and its spelling
+// in the list (RFC 7143 6.2.1).
 func selectAlgorithm(offer string) (alg Algorithm, spelled string, ok bool) {
 	for item := range strings.SplitSeq(offer, ",") {
 		n, err := ParseNumber(item)

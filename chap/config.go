@@ -10,10 +10,9 @@ import (
 )
 
 const (
-	// minSecretLen is the shortest secret, in bytes. RFC 7143 9.2.1 asks for 96 bits where IPsec
-	// does not protect the connection.
+	// minSecretLen is the shortest secret, in bytes. RFC 7143 9.2.1 requires 96 bits without IPsec.
 	minSecretLen = 12
-	// maxSecretLen and maxUsernameLen are the longest that are accepted, in bytes.
+	// maxSecretLen and maxUsernameLen are the longest accepted ones, in bytes.
 	maxSecretLen   = 255
 	maxUsernameLen = 255
 	// maxNameLen is the longest iSCSI name, in bytes (RFC 7143 4.2.7.2).
@@ -26,15 +25,15 @@ type Credential struct {
 	Secret   Secret
 }
 
-// IsZero says whether both the name and the secret are missing.
+// IsZero reports whether both the name and the secret are missing.
 func (c Credential) IsZero() bool { return c.Username == "" && c.Secret.IsZero() }
 
 func (c Credential) equal(o Credential) bool {
 	return c.Username == o.Username && c.Secret.Equal(o.Secret)
 }
 
-// Config says who may log in. The zero value turns CHAP off. FromEnvironment makes it, and refuses
-// what is not safe.
+// Config decides who may log in. The zero value turns CHAP off. FromEnvironment makes it, and
+// refuses unsafe values.
 type Config struct {
 	// Initiator is the credential that initiators must present.
 	Initiator Credential
@@ -46,13 +45,13 @@ type Config struct {
 	InitiatorName string
 }
 
-// Enabled says whether initiators must authenticate.
+// Enabled reports whether initiators must authenticate.
 func (c Config) Enabled() bool { return !c.Initiator.IsZero() }
 
-// Mutual says whether the target can authenticate itself to an initiator.
+// Mutual reports whether the target can authenticate itself to an initiator.
 func (c Config) Mutual() bool { return !c.Target.IsZero() }
 
-// Equal says whether two configurations let the same initiators in, in the same way.
+// Equal reports whether two configurations admit the same initiators in the same way.
 func (c Config) Equal(o Config) bool {
 	return c.Initiator.equal(o.Initiator) && c.Target.equal(o.Target) &&
 		strings.EqualFold(c.InitiatorName, o.InitiatorName)
@@ -85,8 +84,8 @@ var (
 	naaPattern = regexp.MustCompile(`^naa\.([0-9a-f]{16}|[0-9a-f]{32})$`)
 )
 
-// checkUsername and checkSecret say what is wrong. The caller puts the name of the thing in front.
-// Neither shows the value.
+// checkUsername and checkSecret return what is wrong. The caller puts the name of the setting in
+// front. Neither shows the value.
 func checkUsername(name string) error {
 	switch {
 	case len(name) > maxUsernameLen:
@@ -116,9 +115,9 @@ func checkSecret(s Secret) error {
 
 // CheckInitiatorName checks an initiator name that a person has typed. The name must have a type
 // (RFC 7143 4.2.7.3): without one it is probably a typing error. Letter case does not matter. The
-// free part may hold whatever a machine or a VM is called, for example
-// iqn.2008-11.org.linux-kvm:My_VM, although the standard does not allow that. The error does not
-// show the name; the caller puts it in front.
+// free part may have any name of a machine or a VM, for example iqn.2008-11.org.linux-kvm:My_VM,
+// although the standard does not allow that. The error does not show the name; the caller puts it
+// in front.
 func CheckInitiatorName(name string) error {
 	folded := strings.ToLower(name)
 	switch {

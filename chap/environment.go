@@ -97,7 +97,7 @@ func FromEnvironment(lookup func(string) (string, bool),
 type setting struct {
 	from  string // the variable, for messages
 	value string
-	bad   bool // already reported; say nothing more about it
+	bad   bool // already reported; do not report it again
 }
 
 func (s setting) set() bool { return s.value != "" }
@@ -113,7 +113,7 @@ func (p pair) credential() Credential {
 	return Credential{Username: p.username.value, Secret: NewSecret(p.password.value)}
 }
 
-// environment reads variables and collects everything that is wrong with them.
+// environment reads variables and collects all errors in them.
 type environment struct {
 	lookup   func(string) (string, bool)
 	readFile func(string) ([]byte, error)
@@ -135,7 +135,7 @@ func (e *environment) value(name string) setting {
 	return setting{from: name, value: v}
 }
 
-// valueOrFile reads a variable, or the file that the variable with the suffix _FILE names.
+// valueOrFile reads a variable, or the file named by the variable with the suffix _FILE.
 func (e *environment) valueOrFile(name string) setting {
 	plain, path := e.value(name), e.value(name+fileSuffix)
 	if !path.set() {
@@ -158,13 +158,13 @@ func (e *environment) valueOrFile(name string) setting {
 	return setting{from: path.from, value: content}
 }
 
-// fileOf names a file in a message. It hides a path that does not exist on this machine: that may
-// be a secret in the wrong variable.
+// fileOf names a file in a message. It hides a path that does not exist on this machine, because it
+// may be a secret in the wrong variable.
 func fileOf(path string) string {
 	known := path
 	if filepath.IsAbs(path) {
 		top, _, _ := strings.Cut(filepath.Clean(path)[1:], "/")
-		known = "/" + top // the mount below it may be what is missing
+		known = "/" + top // perhaps the mount below it is missing
 	}
 	if _, err := os.Lstat(known); err != nil || known == "/" {
 		return "a file (not shown, as it may be a secret in the wrong variable)"

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// minChallengeLen is the shortest challenge that is sent, in bytes. With a longer digest the
-// challenge is as long as the digest: RFC 1994 2.3 wants at least the length of the response.
+// minChallengeLen is the shortest challenge, in bytes. With a longer digest the challenge is as
+// long as the digest: RFC 1994 2.3 recommends at least the length of the response.
 const minChallengeLen = 16
 
 // FailureKind tells the login which status to end with after a failed exchange (RFC 7143 9.2).
@@ -132,8 +132,8 @@ func (e *Exchange) Verify(r Reply) (*Proof, error) {
 			"target to authenticate itself, but the target has no credential", quote(*r.Name))
 	}
 	e.user = *r.Name
-	// Answer only now: a target that answers initiators that have not proved themselves lets
-	// anybody collect material to guess its secret with.
+	// Answer only now: a target that answers initiators before they have authenticated gives
+	// anybody material for guessing its secret.
 	answer := e.algorithm.Response(back.identifier, cfg.Target.Secret.bytes(), back.challenge)
 	return &Proof{Name: cfg.Target.Username, Response: FormatBinary(answer)}, nil
 }
@@ -157,8 +157,8 @@ func (e *Exchange) parseBackChallenge(r Reply) (*backChallenge, error) {
 		return nil, fail(FailureProtocol, "bad_chap_c", "CHAP_C %v", err)
 	}
 	if e.auth.isOutstanding(challenge) {
-		// The peer sent back our own challenge, of this login or of another, for us to answer (RFC
-		// 7143 9.2.1).
+		// The peer returned a challenge of this target, from this login or another one, for it to
+		// answer (RFC 7143 9.2.1).
 		return nil, fail(FailureAuthentication, "reflected_challenge",
 			"the initiator sent back one of this target's challenges as its own")
 	}

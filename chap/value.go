@@ -65,7 +65,7 @@ func parseBase64(digits string) ([]byte, error) {
 		return nil, errEmptyBinary
 	case strings.ContainsAny(digits, "\r\n"): // the decoder would skip them
 		return nil, errBadBase64
-	case enc.DecodedLen(len(digits)) > maxBinaryLen+2: // two may turn out to be padding
+	case enc.DecodedLen(len(digits)) > maxBinaryLen+2: // two bytes may be padding
 		return nil, errLongBinary
 	}
 	out, err := enc.DecodeString(digits)
@@ -104,7 +104,7 @@ const redacted = "[redacted]"
 // Secret is a CHAP secret. Printing or marshalling never shows it. The zero value is no secret.
 type Secret struct {
 	// It is a pointer because fmt does not call the methods below for an unexported field of
-	// somebody's struct, and does not follow pointers there either.
+	// another struct, and does not follow pointers there either.
 	value *string
 }
 
@@ -116,7 +116,7 @@ func NewSecret(value string) Secret {
 	return Secret{value: &value}
 }
 
-// IsZero says whether there is no secret.
+// IsZero reports whether there is no secret.
 func (s Secret) IsZero() bool { return s.value == nil }
 
 // Equal compares two secrets in a time that depends only on their lengths.
@@ -142,5 +142,5 @@ func (s Secret) String() string {
 // Format does not show the secret, whatever the verb.
 func (s Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, s.String()) }
 
-// MarshalText does not show the secret, nor does JSON by it.
+// MarshalText does not show the secret. JSON uses it, too.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }

@@ -9,7 +9,7 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// descs are all that follow.
+// descs are all descriptions below.
 var descs []*prometheus.Desc
 
 func desc(name, help string, labels ...string) *prometheus.Desc {

@@ -10,7 +10,7 @@ import (
 )
 
 // initiatorTable holds the counters by initiator. An initiator is never removed, so its counters
-// never go back.
+// never decrease.
 type initiatorTable struct {
 	names table[string, *initiator] // by the name that the peer gave
 	rest  initiator                 // all initiators beyond the bound
@@ -18,7 +18,7 @@ type initiatorTable struct {
 	pairs atomic.Int64 // of an initiator and a LUN, with counters of their own
 }
 
-// tidy forgets the counters of LUNs that are gone, which would use up the bounds.
+// tidy removes the counters of LUNs that are gone, so that they do not use up the bounds.
 func (t *initiatorTable) tidy() {
 	gone := func(key lunKey) bool { return key != otherLUN && !t.known(uint16(key)) }
 	t.rest.units.drop(gone)
@@ -63,8 +63,8 @@ func (t *initiatorTable) get(name string) *initiator {
 	})
 }
 
-// unique returns the label of a name: the name itself, or "other" if another name became the same
-// label when it was made valid UTF-8.
+// unique returns the label of a name: the name itself, or "other" if another name has the same
+// label after the conversion to valid UTF-8.
 func (t *initiatorTable) unique(name string) string {
 	l := cmp.Or(label(name), "unknown")
 	for _, i := range t.names.all() {

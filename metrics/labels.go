@@ -11,9 +11,10 @@ const (
 	// maxInitiators limits the label values that peers choose.
 	maxInitiators = 64
 
-	// maxPairs is how many pairs of an initiator and a LUN have counters of their own. Other
-	// initiators of a LUN are counted together, and shown for each of maxShared LUNs; for the LUNs
-	// beyond, together. A pair takes some 2 KiB, and 16 KiB more while a page is made.
+	// maxPairs is how many pairs of an initiator and a LUN have their own counters. Other
+	// initiators of a LUN are counted together, and shown for each of maxShared LUNs; those of
+	// further LUNs are shown together. A pair takes some 2 KiB, and 16 KiB more while a page is
+	// made.
 	maxPairs  = 2048
 	maxShared = 1024
 
@@ -65,7 +66,7 @@ func (t *table[K, V]) put(key K, create func(size int) V) V {
 	return v
 }
 
-// drop forgets the keys that are gone, and returns how many these were.
+// drop removes the keys that are gone, and returns how many these were.
 func (t *table[K, V]) drop(gone func(K) bool) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()

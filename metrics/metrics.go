@@ -31,11 +31,11 @@ type Metrics struct {
 	daemon Daemon
 }
 
-// Daemon says what is not counted here. Any number of goroutines may call its functions.
+// Daemon has the values that are not counted here. Any number of goroutines may call its functions.
 type Daemon struct {
-	// Status is asked once for each scrape. It must not wait long for storage.
+	// Status is called once for each scrape. It must not wait long for storage.
 	Status func() status.Status
-	// Known says whether there is a LUN. Requests for others are counted together, because a peer
+	// Known reports whether a LUN exists. Requests for others are counted together, because a peer
 	// may choose any number.
 	Known func(lun uint16) bool
 	// Fetched and Uploads have no series as long as they return nil.
@@ -45,8 +45,8 @@ type Daemon struct {
 
 var _ serving.Observer = (*Metrics)(nil)
 
-// New returns Metrics with a registry of its own. The functions of the source are called for
-// requests and scrapes, and not before.
+// New returns Metrics with its own registry. It does not call the functions of the source; requests
+// and scrapes do.
 func New(build status.Build, daemon Daemon) *Metrics {
 	count := func(name, help, by string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name,
@@ -79,8 +79,8 @@ func New(build status.Build, daemon Daemon) *Metrics {
 // Fetched are the numbers of fetched data from registries since the start.
 type Fetched struct {
 	Bytes, Chunks int64
-	Wrong         int64 // chunks that came with wrong content
-	Damaged       int64 // chunks of the cache that had other content than was stored
+	Wrong         int64 // chunks that arrived with wrong content
+	Damaged       int64 // chunks of the cache with changed content
 	Unsaved       int64 // chunks that could not be stored in the cache
 }
 
@@ -135,7 +135,7 @@ func (m *Metrics) Handler(log *zap.Logger) http.Handler { return m.handler(log, 
 
 func (m *Metrics) handler(log *zap.Logger, limit time.Duration) http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
-		// If a metric cannot be made, log and count that, and show the others.
+		// If a metric cannot be made, log and count the error, and show the others.
 		ErrorHandling:       promhttp.ContinueOnError,
 		ErrorLog:            zap.NewStdLog(log),
 		Registry:            m.registry,

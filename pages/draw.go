@@ -10,7 +10,7 @@ import (
 const gridColumns = 128
 
 // mapPaths are the cells of a map as SVG paths, one for each state. A hole has none. They are lines
-// of a height of one cell, so that the style sheet gives each state a width and a colour.
+// with a height of one cell, so that the style sheet gives each state a width and a colour.
 type mapPaths struct{ Image, Copied, Written, Read string }
 
 // cellState is the state that is drawn for a cell. A guest's write always counts, however small; of
@@ -88,7 +88,7 @@ func drawArea(values []float64, top float64, down bool) string {
 			y = int64(v/top*(chartHeight-1) + .5)
 		}
 		if v > 0 {
-			y = max(y, 1) // a little is not nothing
+			y = max(y, 1) // show small values, too
 		}
 		if down {
 			y = -y

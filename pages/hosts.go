@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// privateEnds are the ends of names that nobody can register in the public DNS.
+// privateEnds are the ends of names that cannot be registered in the public DNS.
 var privateEnds = []string{".localhost", ".local", ".internal", ".svc"}
 
-// OnlyHosts answers a request only if it is for a name that this server can have: an address, this
-// machine, a name without a dot, a name in private (also one of a Service), or in the machine's own
-// search domains, or one of more. Otherwise a page of a stranger could let a browser read the pages
-// under a name of the stranger's, whose address changes (DNS rebinding). Probes are answered in any
-// case: a kubelet may be told to use another name, and they say little.
+// OnlyHosts answers a request only if it is for a possible name of this server: an address, this
+// machine, a name without a dot, a name in privateEnds (also one of a Service), in the machine's
+// own search domains, or in more. Otherwise a hostile web page could let a browser read the pages
+// under a name whose address changes (DNS rebinding). Probes are answered in any case: a kubelet
+// may use another name, and their answers contain little.
 func OnlyHosts(next http.Handler, more []string, setting string) http.Handler {
 	names, ends := slices.Clone(more), append(searchDomains("/etc/resolv.conf"), privateEnds...)
 	if own, err := os.Hostname(); err == nil {

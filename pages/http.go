@@ -13,12 +13,12 @@ import (
 // them at once, and they must not block.
 type Daemon struct {
 	Status func() status.Status
-	// Ready returns nil once every LUN can be used, and as long as one can be; otherwise what is
-	// missing.
+	// Ready returns nil when every LUN has become usable, and while one is usable; otherwise what
+	// is missing.
 	Ready func() error
 	// Trouble has a line for each LUN that is in trouble.
 	Trouble func() []string
-	Health  func() error // nil while a restart would not help; otherwise what has failed
+	Health  func() error // nil while a restart would not help; otherwise the failure
 }
 
 // Register makes mux serve /healthz, /readyz and /status.
@@ -36,8 +36,8 @@ func Register(mux *http.ServeMux, s Daemon) {
 	})
 }
 
-// probe answers 200 and what is wrong all the same, or 503 and the reason. People see that on
-// terminals, and servers and images have a say in it.
+// probe answers 200, with warnings, or 503 and the reason. People read this on terminals, and parts
+// of the text come from servers and images.
 func probe(check func() error, wrong func() []string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")

@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	// maxClients is how many may watch the page live. Everybody else sees it as it is when it is
-	// loaded.
+	// maxClients is how many clients may watch the page live. Others see the state at its loading.
 	maxClients = 16
 	// clientTimeout is how long a client may take to read what was sent.
 	clientTimeout = 10 * time.Second
-	// keepAlive is how often a client is sent something, so that a dead one is noticed.
+	// keepAlive is the longest pause in which a client gets nothing, so that a dead client is
+	// noticed.
 	keepAlive = 15 * time.Second
 	// retry is how long a browser waits before it connects again.
 	retry = "retry: 2000\n\n"
@@ -72,7 +72,7 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// client is somebody who watches the page.
+// client is a browser that watches the page.
 type client struct {
 	w           http.ResponseWriter
 	out         *http.ResponseController
@@ -81,7 +81,7 @@ type client struct {
 	sent        time.Time
 }
 
-// show sends the differences from what the client has.
+// show sends the differences from the client's state.
 func (c *client) show(page string) error {
 	texts, paths, shape := live(page)
 	n := news{Shape: shape, Text: changed(c.texts, texts), Path: changed(c.path, paths)}
@@ -96,8 +96,8 @@ func (c *client) show(page string) error {
 	return c.send("data: " + string(data) + "\n\n")
 }
 
-// live takes a page apart: the texts and the paths of pictures of all elements that have an ID,
-// which can change while the page is open, and a shape that changes with everything else.
+// live takes a page apart: the texts and the paths of pictures of all elements with an ID, which
+// can change while the page is open, and a shape that changes with everything else.
 func live(page string) (texts, paths map[string]string, shape string) {
 	texts, paths = map[string]string{}, map[string]string{}
 	h := fnv.New64a()
@@ -116,7 +116,7 @@ func live(page string) (texts, paths map[string]string, shape string) {
 			page = page[end:]
 		}
 	}
-	delete(texts, "link") // it says what the browser knows
+	delete(texts, "link") // the script writes its text
 	return texts, paths, strconv.FormatUint(h.Sum64(), 36)
 }
 

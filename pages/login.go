@@ -15,7 +15,8 @@ import (
 // parts in capitals.
 type commands struct{ QEMU, Libvirt, Iscsiadm string }
 
-// initiator is the name in the commands, for a machine called domain. Each machine needs its own.
+// initiator is the name in the commands, for a machine named domain. Each machine needs another
+// one.
 const initiator = "iqn.2017-01.io.kubevirt:vm:domain"
 
 // commandsFor writes the commands for a LUN at a portal.
@@ -45,8 +46,7 @@ func qemuCommand(portal, target string, l *status.LUN, chap bool) string {
 	return b.String()
 }
 
-// blocks are the options of QEMU's device for blocks of another length than 512 bytes. By itself it
-// shows the guest no other.
+// blocks are the options of QEMU's device for blocks of another length than 512 bytes, its default.
 func blocks(l *status.LUN) string {
 	if l.BlockSize <= 512 {
 		return ""
@@ -75,7 +75,7 @@ func libvirtDisk(portal, target string, l *status.LUN, chap bool) string {
 	if err == nil {
 		text, err = libvirt.DiskXML(lun, device)
 	}
-	if err != nil { // an address that nobody can write into a domain
+	if err != nil { // an address that a domain cannot have
 		return "kubevirt-disk xml --status-url URL --lun " + strconv.Itoa(int(l.LUN))
 	}
 	return text
@@ -102,7 +102,7 @@ func iscsiadmCommand(portal, target string, chap, mutual bool) string {
 }
 
 // portalFor is a portal's address for the client of the page. If the portal is bound to every
-// address, that is the address of the page: as the client calls it, or the local one.
+// address, it is the address of the page: the one that the client uses, or the local one.
 func portalFor(portals []string, asked, local string) string {
 	if len(portals) == 0 {
 		return "HOST:3260"

@@ -15,10 +15,10 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// socketPrefix is before the path in a portal of NBD that is a Unix socket.
+// socketPrefix comes before the path in a portal of NBD that is a Unix socket.
 const socketPrefix = "unix:"
 
-// reconnect is how long QEMU should hold requests while the daemon starts again.
+// reconnect is how long QEMU should hold requests while the daemon restarts.
 const reconnect = 30 * time.Second
 
 // nbdCommands show how to use a disk by NBD, for copying.
@@ -31,7 +31,7 @@ func nbdCommandsFor(s *status.Status, l *status.LUN, asked, local string) *nbdCo
 	}
 	portal := portalFor(s.NBDPortals, asked, local)
 	e := ExportForLibvirt(l, s)
-	e.Name = exportOf(l, s, plainWord.MatchString) // nothing that a shell or QEMU would take apart
+	e.Name = exportOf(l, s, plainWord.MatchString) // without special characters of a shell or QEMU
 	c := &nbdCommands{Portal: portal, QEMU: nbdQEMU(portal, e.Name, l, s.NBDTLS),
 		List: "nbdinfo '" + NBDURI(portal, e.Name, s.NBDTLS) + "'"}
 	e.Reconnect = reconnect
@@ -45,14 +45,14 @@ func nbdCommandsFor(s *status.Status, l *status.LUN, asked, local string) *nbdCo
 	if err == nil {
 		c.Libvirt, err = e.For(libvirt.Device{}).DiskXML(libvirt.Device{})
 	}
-	if err != nil { // an address that nobody can write into a domain
+	if err != nil { // an address that a domain cannot have
 		c.Libvirt = "kubevirt-disk xml --status-url URL --nbd ADDRESS --lun " +
 			strconv.Itoa(int(l.LUN))
 	}
 	return c
 }
 
-// plainWord is what needs no quotes.
+// plainWord matches text that needs no quotes.
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
 func nbdQEMU(portal, export string, l *status.LUN, secure bool) string {
@@ -89,14 +89,14 @@ func vhostUserCommandsFor(l *status.LUN) *vhostUserCommands {
 	if l.VhostUser == "" {
 		return nil
 	}
-	// A part of the path is a name that the image may have chosen.
+	// A part of the path is a name that may come from the image.
 	socket := words.Shell(fmt.Sprintf("socket,id=disk%d,path=%s,reconnect-ms=1000", l.LUN,
 		strings.ReplaceAll(l.VhostUser, ",", ",,")))
 	c := &vhostUserCommands{Socket: l.VhostUser, QEMU: fmt.Sprintf("qemu-system-x86_64 -m 1G \\\n"+
 		"  -object memory-backend-memfd,id=mem,size=1G,share=on -numa node,memdev=mem \\\n"+
 		"  -chardev %s \\\n  -device vhost-user-blk-pci,chardev=disk%d", socket, l.LUN)}
 	disk, err := VhostUserForLibvirt(l).DiskXML(libvirt.Device{})
-	if err != nil { // a path that nobody can write into a domain
+	if err != nil { // a path that a domain cannot have
 		disk = "kubevirt-disk xml --vhost-user SOCKET"
 	}
 	c.Libvirt = "<!-- in the domain -->\n" + libvirt.SharedMemoryXML +
@@ -104,22 +104,22 @@ func vhostUserCommandsFor(l *status.LUN) *vhostUserCommands {
 	return c
 }
 
-// VhostUserForLibvirt describes a LUN for the library that renders libvirt's elements, as a disk
-// that is served by vhost-user. QEMU tries each second to connect again.
+// VhostUserForLibvirt describes a LUN for the library that renders libvirt's elements, as a disk by
+// vhost-user. QEMU tries to reconnect each second.
 func VhostUserForLibvirt(l *status.LUN) libvirt.VhostUser {
 	return libvirt.VhostUser{Socket: l.VhostUser, Reconnect: time.Second}
 }
 
 // ExportForLibvirt describes a LUN for the library that renders libvirt's elements, as an export of
-// NBD. The caller adds where it is.
+// NBD. The caller adds its address.
 func ExportForLibvirt(l *status.LUN, s *status.Status) libvirt.Export {
 	name := exportOf(l, s, func(string) bool { return true })
 	return libvirt.Export{Name: name, AccessMode: libvirt.AccessMode(l.AccessMode),
 		ReadOnly: l.ReadOnly, Serial: l.Serial, WWN: l.NAA, BlockSize: l.BlockSize}
 }
 
-// exportOf is a name that leads to a LUN and to no other, as package nbd has it, and that usable
-// returns true for.
+// exportOf is an export name of package nbd for a LUN and no other one, for which usable returns
+// true.
 func exportOf(l *status.LUN, s *status.Status, usable func(string) bool) string {
 	for _, name := range []string{l.Image, strconv.Itoa(int(l.LUN))} {
 		another := func(o status.LUN) bool { return o.LUN != l.LUN && o.Image == name }
@@ -130,11 +130,11 @@ func exportOf(l *status.LUN, s *status.Status, usable func(string) bool) string 
 	return l.NAA
 }
 
-// NBDURI is the URI of an export at a portal of status.Status.NBDPortals. An address that stands
-// for every address must be replaced before. Secure says that portals at addresses use TLS.
+// NBDURI is the URI of an export at a portal of status.Status.NBDPortals. The caller has replaced
+// an unspecified address. secure: portals at addresses use TLS.
 func NBDURI(portal, export string, secure bool) string {
 	if path, ok := strings.CutPrefix(portal, socketPrefix); ok {
-		// Clients take + for itself.
+		// Clients take a + literally.
 		return "nbd+unix:///" + url.PathEscape(export) + "?socket=" +
 			strings.ReplaceAll(url.QueryEscape(path), "+", "%20")
 	}

@@ -21,14 +21,14 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// assetTypes are the types of the files that a browser loads beside the page.
+// assetTypes are the types of the files that a browser loads with the page.
 var assetTypes = map[string]string{
 	"page.css": "text/css; charset=utf-8",
 	"page.js":  "text/javascript; charset=utf-8",
 	"page.svg": "image/svg+xml",
 }
 
-// policy lets a browser load files from here, and run or style nothing that is inside the page.
+// policy lets a browser load files only from here, and use no script or style inside the page.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; " +
 	"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
@@ -36,8 +36,8 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 // block for long.
 type PageSource struct {
 	Status func() status.Status
-	Work   func() []Work // of every LUN there is; called each second
-	// Map is a picture of a LUN's disk; nil: unknown now.
+	Work   func() []Work // of all LUNs; called each second
+	// Map is a picture of a LUN's disk; nil: not known now.
 	Map func(lun uint16) *disk.Map
 }
 
@@ -46,7 +46,7 @@ type PageSource struct {
 type Page struct {
 	src     PageSource
 	html    *template.Template
-	timeout time.Duration // with a client that does not read
+	timeout time.Duration // for a client that does not read
 
 	stop    chan struct{} // closed by Stop
 	stopped sync.Once
@@ -54,13 +54,14 @@ type Page struct {
 
 	mu      sync.Mutex
 	rates   rates
-	tick    chan struct{}        // guarded by mu; closed when there is something new
-	status  *status.Status       // guarded by mu; of this tick; nil: not asked yet
+	tick    chan struct{}        // guarded by mu; closed when there is new data
+	status  *status.Status       // guarded by mu; of this tick; nil: not read yet
 	maps    map[uint16]*disk.Map // guarded by mu; of this tick
 	clients int                  // guarded by mu
 }
 
-// tickEvery is how often rates are measured and clients get the changes, unless that takes long.
+// tickEvery is the time between two measurements of rates, with updates for the clients, unless
+// these take long.
 const tickEvery = time.Second
 
 // NewPage makes a page, which measures from now on until Stop.
@@ -75,11 +76,11 @@ func NewPage(src PageSource) (*Page, error) {
 	return p, nil
 }
 
-// Stop ends the measuring, and tells the clients that the daemon is going. It does not wait.
+// Stop ends the measuring, and tells the clients that the daemon stops. It does not wait.
 func (p *Page) Stop() { p.stopped.Do(func() { close(p.stop) }) }
 
-// Wait waits after Stop until nothing of the page runs any more. Clients that do not read delay it
-// until their connections are closed.
+// Wait waits after Stop until no goroutine of the page runs any more. Clients that do not read
+// delay this until their connections are closed.
 func (p *Page) Wait() { p.work.Wait() }
 
 // Register makes mux serve the page, its files and its events.
@@ -96,7 +97,7 @@ func (p *Page) Register(mux *http.ServeMux) {
 		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
 			protect(w.Header())
 			w.Header().Set("Content-Type", kind)
-			w.Header().Set("Cache-Control", "no-cache") // ask whether it is still the same
+			w.Header().Set("Cache-Control", "no-cache") // ask whether it has changed
 			w.Header().Set("ETag", tag)
 			http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(content))
 		})
@@ -148,7 +149,7 @@ func (p *Page) run() {
 		}
 		begin := time.Now()
 		p.measure(begin, p.src.Work())
-		// With very many LUNs it takes a while. It never takes more than a tenth of a processor.
+		// This takes long with very many LUNs. Limit it to a tenth of a processor.
 		timer.Reset(max(tickEvery, 10*time.Since(begin)))
 	}
 }
@@ -163,15 +164,14 @@ func (p *Page) measure(now time.Time, work []Work) {
 	p.tick = make(chan struct{})
 }
 
-// next is closed when there is something new.
+// next is closed when there is new data.
 func (p *Page) next() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.tick
 }
 
-// view makes the view for a client. All clients of a tick share one look at the daemon and its
-// disks.
+// view makes the view for a client. All clients of a tick share one status and one set of maps.
 func (p *Page) view(r *http.Request) *view {
 	local := ""
 	if a, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
@@ -188,7 +188,7 @@ func (p *Page) view(r *http.Request) *view {
 	return s.view(selectionOf(r.URL.Query()))
 }
 
-// mapLocked asks a disk once in a tick.
+// mapLocked reads the map of a disk once in a tick.
 func (p *Page) mapLocked(lun uint16) *disk.Map {
 	m, ok := p.maps[lun]
 	if !ok {
@@ -198,7 +198,7 @@ func (p *Page) mapLocked(lun uint16) *disk.Map {
 	return m
 }
 
-// enter lets a client in. Wait then waits until leave.
+// enter admits a client. Wait then waits until leave.
 func (p *Page) enter() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

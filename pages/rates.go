@@ -8,7 +8,7 @@ import (
 // Work is the work of a LUN since the start, for the charts.
 type Work struct {
 	LUN         uint16
-	Image       string // with another image it is another disk
+	Image       string // another image means another disk
 	Read, Write Commands
 	CopiedBytes int64 // of the image
 }
@@ -28,8 +28,8 @@ const (
 	latencyFor = 5
 )
 
-// rates are the histories of all LUNs. For a LUN that is not used it takes some 200 bytes, and 2
-// KiB more for two minutes after each command: at most 36 MiB for 16,384 LUNs.
+// rates are the histories of all LUNs. An unused LUN takes some 200 bytes, and 2 KiB more for two
+// minutes after each command: at most 36 MiB for 16,384 LUNs.
 type rates struct {
 	luns map[uint16]*history
 	seen map[uint16]bool // also LUNs that are gone
@@ -56,7 +56,7 @@ type speed struct {
 // point is a speed in a chart.
 type point struct{ readOps, writeOps, readBytes, writeBytes float32 }
 
-// add takes the counters of all LUNs there are.
+// add takes the counters of all LUNs.
 func (r *rates) add(now time.Time, all []Work) {
 	elapsed := now.Sub(r.at).Seconds()
 	first := r.at.IsZero() || elapsed <= 0
@@ -70,7 +70,7 @@ func (r *rates) add(now time.Time, all []Work) {
 		h := before[w.LUN]
 		if h == nil || h.total.Image != w.Image {
 			h = &history{total: Work{Image: w.Image}}
-			// Work before the first look, or on an earlier disk with this number, was not done in
+			// Work before the first call, or on an earlier disk with this number, was not done in
 			// the last second.
 			if first || r.seen[w.LUN] {
 				h.total = w
@@ -90,7 +90,7 @@ func (r *rates) add(now time.Time, all []Work) {
 func (h *history) add(w Work, elapsed float64, at int) {
 	last, was := h.total, h.now
 	h.total = w
-	// Counters may have begun anew.
+	// Counters may have been reset.
 	since := func(now, before uint64) float64 { return float64(max(now, before) - before) }
 	h.now = speed{
 		readOps:    since(w.Read.Count, last.Read.Count) / elapsed,
@@ -107,7 +107,7 @@ func (h *history) add(w Work, elapsed float64, at int) {
 		float32(h.now.writeBytes)}, at)
 }
 
-// mean returns the mean duration of the commands since the last look, or for a while the one
+// mean returns the mean duration of the commands since the last call, or for a while the one
 // before.
 func mean(last, now Commands, was time.Duration, age int) (time.Duration, int) {
 	if now.Count > last.Count && now.Time >= last.Time {

@@ -10,10 +10,10 @@ import (
 	"go.uber.org/zap"
 )
 
-// NewServer returns an HTTP server for h that adds ContainerHeader to each answer. Slow and silent
-// clients are cut off soon. Beyond maxConnections, the server closes the connection that has been
-// silent longest. So clients cannot use up the memory or the descriptors of the disks, and a probe
-// always gets its answer.
+// NewServer returns an HTTP server for h that adds ContainerHeader to each answer. It soon closes
+// the connections of slow and silent clients. Beyond maxConnections, it closes the connection that
+// has been silent longest. So clients cannot use up the memory or the descriptors of the disks, and
+// a probe always gets its answer.
 func NewServer(h http.Handler, log *zap.Logger) *http.Server {
 	return &http.Server{
 		Handler:           http.NewCrossOriginProtection().Handler(withContainer(h)),
@@ -27,7 +27,7 @@ func NewServer(h http.Handler, log *zap.Logger) *http.Server {
 	}
 }
 
-// maxConnections is far more than probes, scrapes and people need. A connection takes some 20 KiB.
+// maxConnections is much more than probes, scrapes and people need. A connection takes some 20 KiB.
 const maxConnections = 64
 
 // crowd limits the connections of a server.

@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/disk/internal/words"
 )
 
-// none stands for a value that is not known.
+// none stands for an unknown value.
 const none = "–"
 
 // bytesText writes an amount of bytes with three digits, such as "1.25 GiB".
@@ -50,7 +50,7 @@ func latencyText(d time.Duration) string {
 	return digits(d.Seconds()) + " s"
 }
 
-// durationText writes a duration in its largest unit, or two where one is too rough.
+// durationText writes a duration in its largest unit, or in two if one is too rough.
 func durationText(d time.Duration) string {
 	switch s := int64(d.Round(time.Second).Seconds()); {
 	case s < 60:
@@ -76,8 +76,8 @@ func percentText(part, whole int64) string {
 	return fmt.Sprintf("%d %%", min(99, max(1, percent)))
 }
 
-// plain makes a name that somebody else chose harmless for the eye, too: without characters that
-// are invisible or turn the text around.
+// plain makes a name from another source harmless for the eye, too: without characters that are
+// invisible or reverse the text.
 func plain(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -87,7 +87,7 @@ func plain(s string) string {
 	}, s)
 }
 
-// plains is plain for a list. Beyond a handful, it says how many there are.
+// plains is plain for a list. Beyond a handful, it gives only their number.
 func plains(names []string) string {
 	const most = 5
 	all := make([]string, 0, most+1)

@@ -8,13 +8,13 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// alarm is a LUN or a volume in trouble. LUN 0: it has none.
+// alarm is a LUN or a volume in trouble. LUN 0: the volume has none.
 type alarm struct {
 	LUN                       uint16
 	Name, State, Note, Advice string
 }
 
-// trouble says first what is wrong.
+// trouble adds the problems at the top of the page.
 func (s *snapshot) trouble(v *view, luns []status.LUN) {
 	v.Title = "kubevirt-disk: " + v.LUNs + " LUNs, " + v.State
 	if c := s.status.Starting; c != nil {
@@ -66,7 +66,7 @@ func volumesText(n int) string {
 	return countText(float64(n)) + " volumes have"
 }
 
-// stateOf returns what a LUN is doing, and a note.
+// stateOf returns the state of a LUN, and a note.
 func stateOf(l *status.LUN, now time.Time) (state, note string) {
 	switch {
 	case l.State.Troubled():
@@ -77,7 +77,7 @@ func stateOf(l *status.LUN, now time.Time) (state, note string) {
 	return l.State.Words(), plain(l.Reason)
 }
 
-// troubleText says what is wrong with a disk, since when and how often.
+// troubleText describes the problem of a disk, since when it exists, and how often it occurred.
 func troubleText(c *status.Condition, now time.Time) string {
 	since := "since " + durationText(now.Sub(c.Since))
 	if c.Requests > 0 && c.State != status.DiskWaiting {
@@ -93,7 +93,7 @@ func timesText(n int64) string {
 	return countText(float64(n)) + " times"
 }
 
-// refusal is a refused login. Only Note changes while it is there.
+// refusal is a refused login. Only Note changes while the page shows it.
 type refusal struct{ ID, From, Name, Why, Note string }
 
 func (s *snapshot) refusals() (all []refusal) {

@@ -18,11 +18,11 @@ const (
 	sessionsPerPage = 100
 	uploadsPerPage  = 50
 	alarmsPerPage   = 20
-	// manyLUNs is how many LUNs get more than one line each.
+	// manyLUNs is the largest number of LUNs that get more than one line each.
 	manyLUNs = 10
 
-	// stripCells is how many cells the map of each LUN in the table has at most. It takes some 12
-	// KiB in a browser at most, and the map of the LUN that is looked at less than 64 KiB.
+	// stripCells is the largest number of cells in the map of each LUN in the table. It takes at
+	// most some 12 KiB in a browser, and the map of the selected LUN less than 64 KiB.
 	stripCells = 512
 )
 
@@ -30,17 +30,17 @@ const (
 type view struct {
 	Title                                 string // of the browser's tab
 	State, Target, Portals, Auth, Version string
-	Headline                              string  // what is wrong; "": nothing
+	Headline                              string  // the problem; "": none
 	Alarms                                []alarm // the LUNs and volumes that are in trouble
 	MoreAlarms                            string  // "": all are shown
-	Starting                              string  // what the start waits for
+	Starting                              string  // the reason why the start is not complete
 	Short                                 bool    // one line for each LUN
 	Uptime, Reading, Writing              string
-	LUNs, Sessions                        string // how many there are
+	LUNs, Sessions                        string // their numbers
 	Rows                                  []row
 	Before, After                         string // query of the other rows; "": none
 	Paged                                 bool   // there is one of them
-	Missing                               string // the LUN that was asked for and is not there
+	Missing                               string // the requested LUN, which does not exist
 	Uploads                               []job
 	MoreUploads                           string // "": all are shown
 	One                                   *detail
@@ -53,10 +53,10 @@ type view struct {
 type row struct {
 	LUN               uint16
 	Name, Kind, Size  string
-	State, Note       string // Note says more of the state; may be empty
+	State, Note       string // Note describes the state; may be empty
 	Jobs              []job
 	Owner             string
-	OpenTo, Fenced    string // "": nobody
+	OpenTo, Fenced    string // "": no initiator
 	ReadOps, WriteOps string
 	OpsUp, OpsDown    string // of the chart
 	OpsTop            string
@@ -72,7 +72,7 @@ type row struct {
 	Selected          bool
 }
 
-// job is something that goes on beside the guest, with an end.
+// job is work with an end that goes on while the guest runs.
 type job struct{ ID, What, Done, Percent, Left string }
 
 // detail has the texts about one LUN.
@@ -98,7 +98,7 @@ type user struct {
 	ID, Name, Alias, From, Since, LUNs, InFlight, Commands, Read, Written string
 }
 
-// selection says which of the LUNs a client looks at.
+// selection is the part of the LUNs that a client looks at.
 type selection struct {
 	from, lun uint16 // 0: the first
 }
@@ -117,8 +117,8 @@ type snapshot struct {
 	status status.Status
 	rates  *rates
 	maps   func(lun uint16) *disk.Map // nil: unknown
-	// asked is the daemon's address as the client of the page calls it, and local the one that it
-	// has reached. They only make a difference to the commands.
+	// asked is the daemon's address in the client's request, and local the one that it has reached.
+	// They only affect the commands.
 	asked, local string
 }
 
@@ -187,7 +187,7 @@ func (s *snapshot) uploads(v *view) {
 	}
 }
 
-// window finds the LUN that is selected, or -1, and the first that is shown.
+// window finds the selected LUN, or -1, and the first one that is shown.
 func (v *view) window(luns []status.LUN, at selection) (selected, first int) {
 	if len(luns) == 0 {
 		return -1, 0

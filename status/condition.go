@@ -6,22 +6,22 @@ import (
 	"time"
 )
 
-// DiskState is what a disk is doing.
+// DiskState is the state of a disk.
 type DiskState string
 
 // The states of a disk, the worst ones first.
 const (
 	DiskFailed   DiskState = "failed"   // until it is opened again
 	DiskWaiting  DiskState = "waiting"  // requests wait for a registry, a server or storage
-	DiskNoSpace  DiskState = "no_space" // what needs new space fails
+	DiskNoSpace  DiskState = "no_space" // requests that need new space fail
 	DiskFailing  DiskState = "failing"  // requests fail for another reason
-	DiskStarting DiskState = "starting" // nobody can use it yet
-	DiskFenced   DiskState = "fenced"   // only peers want it that a handover has fenced
+	DiskStarting DiskState = "starting" // it cannot be used yet
+	DiskFenced   DiskState = "fenced"   // only peers that a handover has fenced want it
 	DiskMoved    DiskState = "moved"    // another daemon serves it for its machine now
 	DiskReady    DiskState = "ready"
 )
 
-// DiskStates are all of them, the worst ones first.
+// DiskStates are all states, the worst ones first.
 var DiskStates = []DiskState{DiskFailed, DiskWaiting, DiskNoSpace, DiskFailing, DiskStarting,
 	DiskFenced, DiskMoved, DiskReady}
 
@@ -33,13 +33,13 @@ func (s DiskState) Rank() int {
 	return len(DiskStates)
 }
 
-// Troubled reports whether a person should look at a disk in the state.
+// Troubled reports whether a person should look at a disk in this state.
 func (s DiskState) Troubled() bool {
 	return s != DiskReady && s != DiskStarting && s != DiskMoved
 }
 
-// Usable reports whether this daemon is the one that guests should log in to for a disk in the
-// state. What waits, has no space or is fenced gets better while guests stay, or by a new login.
+// Usable reports whether guests should log in to this daemon for a disk in this state. A disk that
+// waits, has no space or is fenced recovers while guests stay, or by a new login.
 func (s DiskState) Usable() bool {
 	return s != DiskFailed && s != DiskMoved && s != DiskStarting
 }
@@ -54,17 +54,17 @@ const (
 	TroubleReadError    = "read_error"
 	TroubleWriteError   = "write_error"
 	TroubleReservations = "reservations" // they cannot be kept
-	TroubleNotNow       = "not_now"      // content far away cannot be reached
+	TroubleNotNow       = "not_now"      // remote content cannot be reached
 	TroubleFenced       = "fenced"       // a fenced peer is refused, and there is no other
 	TroubleFailed       = "failed"       // the disk has failed
 	TroubleOther        = "other"
 )
 
-// Trouble is why requests to a LUN wait or fail, though its disk has not failed.
+// Trouble is the reason why requests to a LUN wait or fail although its disk has not failed.
 type Trouble struct {
 	Kind    string    `json:"kind"`    // one of Trouble...
-	Message string    `json:"message"` // what it means
-	Error   string    `json:"error"`   // the last one
+	Message string    `json:"message"` // what is wrong
+	Error   string    `json:"error"`   // the last error
 	Since   time.Time `json:"since"`
 	Last    time.Time `json:"last"`
 	Count   int64     `json:"count"` // requests that have failed, or that wait now
@@ -72,7 +72,7 @@ type Trouble struct {
 	Peers []string `json:"peers,omitempty"`
 }
 
-// State is the state of a disk with such trouble.
+// State is the state of a disk with this trouble.
 func (t *Trouble) State() DiskState {
 	switch t.Kind {
 	case TroubleRegistry, TroubleServer, TroubleStorage, TroubleNotNow:
@@ -87,22 +87,22 @@ func (t *Trouble) State() DiskState {
 	return DiskFailing
 }
 
-// Condition is the state of a disk, or of a start, and why it is so.
+// Condition is the state of a disk, or of a start, with the reason.
 type Condition struct {
 	State DiskState `json:"state"`
 	// Kind is one of Trouble...; "": nothing is wrong.
 	Kind string `json:"kind,omitempty"`
-	// Reason says what is wrong, or what it waits for, in words.
+	// Reason is the problem, or what it waits for, in words.
 	Reason string    `json:"reason,omitempty"`
 	Since  time.Time `json:"since,omitzero"`
-	// WhatToDo tells a person.
+	// WhatToDo is advice for a person.
 	WhatToDo string `json:"what_to_do,omitempty"`
 	// Requests is how many wait now, or have failed so far.
 	Requests int64    `json:"requests,omitempty"`
 	Peers    []string `json:"peers,omitempty"` // whose requests these are, at most eight
 }
 
-// ToDo tells a person what to do about a kind of trouble.
+// ToDo is advice for a person about a kind of trouble.
 func ToDo(kind string) string {
 	switch kind {
 	case TroubleRegistry, TroubleNotNow:
@@ -132,7 +132,7 @@ func ToDo(kind string) string {
 	return ""
 }
 
-// Summary says in one line how many disks are in trouble, and which one is worst; "": none is.
+// Summary describes in one line how many disks are in trouble, and the worst one; "": none.
 func (s *Status) Summary() string {
 	n, worst := 0, -1
 	for i := range s.LUNs {
@@ -154,7 +154,7 @@ func (s *Status) Summary() string {
 		l.State.Words() + " (LUN " + strconv.Itoa(int(l.LUN)) + ")"
 }
 
-// Words is the state as people read it.
+// Words is the state in words.
 func (s DiskState) Words() string {
 	if s == DiskNoSpace {
 		return "no space"

@@ -4,7 +4,7 @@ import "time"
 
 // The endpoints of the socket.
 const (
-	// PathStatus answers as the page /status does, also while the daemon starts.
+	// PathStatus answers like the page /status, even while the daemon starts.
 	PathStatus   = "/status"
 	PathHandover = "/handover"
 	PathSessions = "/sessions"
@@ -13,21 +13,21 @@ const (
 	// POST.
 	PathSnapshots = "/snapshots"
 	// These answer GET about the content of a snapshot: ?disk= and ?snapshot= name it. PathContent
-	// describes it. The others take &identity=, as the description has it, and &offset=.
+	// describes it. The others take &identity=, from that description, and &offset=.
 	PathContent = "/content"
 	// PathContentBytes answers with &length= bytes, at most MaxContentBytes.
 	PathContentBytes = "/content/bytes"
-	// PathContentRanges answers with ranges: &what=stored for those that are no holes, or
-	// &what=changed for those that may differ from &since=, an earlier snapshot, or "" for the
-	// image that the disk was made of.
+	// PathContentRanges answers with ranges: &what=stored for the data, or &what=changed for the
+	// ranges that may differ from &since=, an earlier snapshot, or "" for the disk's original
+	// image.
 	PathContentRanges = "/content/ranges"
 )
 
 const (
-	// RangesStored and RangesChanged are what ranges are asked for.
+	// RangesStored and RangesChanged are the kinds of ranges in a request.
 	RangesStored  = "stored"
 	RangesChanged = "changed"
-	// MaxContentBytes is the most that is read at once.
+	// MaxContentBytes limits the bytes of one answer.
 	MaxContentBytes = 4 << 20
 )
 
@@ -40,7 +40,7 @@ const (
 	ActionCancel Action = "cancel" // the first keeps the LUN, the second is fenced
 )
 
-// Handover asks for one step of a handover.
+// Handover requests one step of a handover.
 type Handover struct {
 	Action  Action  `json:"action"`
 	LUN     uint16  `json:"lun"`
@@ -48,13 +48,13 @@ type Handover struct {
 	Seconds float64 `json:"seconds,omitempty"` // of ActionOpen; 0: until another step
 }
 
-// Kick asks to end sessions, by initiator or by number.
+// Kick requests the end of sessions, by initiator or by number.
 type Kick struct {
 	Initiator string `json:"initiator,omitempty"` // every session of this name
 	Session   uint16 `json:"session,omitempty"`   // its TSIH
 }
 
-// HandoverAnswer tells a person what was done.
+// HandoverAnswer describes the result to a person.
 type HandoverAnswer struct {
 	Done string `json:"done"`
 }
@@ -69,7 +69,7 @@ type KickAnswer struct {
 	Ended []Session `json:"ended"`
 }
 
-// SnapshotAction is what to do with a snapshot.
+// SnapshotAction is an action on a snapshot.
 type SnapshotAction string
 
 const (
@@ -77,12 +77,12 @@ const (
 	SnapshotDelete  SnapshotAction = "delete"
 	SnapshotRevert  SnapshotAction = "revert"  // the disk gets the snapshot's content
 	SnapshotServe   SnapshotAction = "serve"   // the snapshot becomes a read-only LUN
-	SnapshotUnserve SnapshotAction = "unserve" // it is a LUN no longer
-	// SnapshotCommitted says that an image has its content.
+	SnapshotUnserve SnapshotAction = "unserve" // the LUN of the snapshot is removed
+	// SnapshotCommitted records that an image has its content.
 	SnapshotCommitted SnapshotAction = "committed"
 )
 
-// SnapshotRequest asks for one action.
+// SnapshotRequest requests one action.
 type SnapshotRequest struct {
 	Action SnapshotAction `json:"action"`
 	// Disks are names or LUNs. Only SnapshotCreate takes several, all at the same point in time.
@@ -90,11 +90,11 @@ type SnapshotRequest struct {
 	Name  string   `json:"name"` // of the snapshot
 	// Image is for SnapshotCommitted: the digest of the image, and the name of the disk in it.
 	Image string `json:"image,omitempty"`
-	// Identity is for SnapshotCommitted, as Content has it: which snapshot was read.
+	// Identity is for SnapshotCommitted: the identity in Content of the snapshot that was read.
 	Identity string `json:"identity,omitempty"`
 }
 
-// SnapshotAnswer tells a person what was done.
+// SnapshotAnswer describes the result to a person.
 type SnapshotAnswer struct {
 	Done string `json:"done"`
 }
@@ -120,21 +120,21 @@ type Refusal struct {
 	Error string `json:"error"`
 }
 
-// Content describes a snapshot, or another disk that nobody changes.
+// Content describes a snapshot, or another disk that does not change.
 type Content struct {
 	Disk string `json:"disk"` // its name
-	// Identity is another one if a snapshot is deleted and its name is used again.
+	// Identity changes if a snapshot is deleted and its name is used again.
 	Identity string `json:"identity"`
 	Size     int64  `json:"size"` // bytes
-	// Image has the formats and digests of the files of the image that the disk was made of, top
-	// first, if the disk still reads from it.
+	// Image has the formats and digests of the files of the disk's original image, top first, if
+	// the disk still reads from it.
 	Image []string `json:"image,omitempty"`
-	// Reference names the image in a registry that the disk was made of, by its digest. "": it was
-	// made of something else.
+	// Reference is the reference, with its digest, of the disk's original image in a registry. "":
+	// it has another origin.
 	Reference string `json:"reference,omitempty"`
-	// Committed are identifiers of snapshots that this one was made from, or of this one, by the
-	// images that have their content, as SnapshotRequest has them. A request for ranges says by one
-	// of these what to compare with.
+	// Committed are identifiers of this snapshot, or of snapshots that it was made from, by the
+	// images with their content, as in SnapshotRequest. A request for ranges uses one of them as
+	// &since=.
 	Committed map[string]string `json:"committed,omitempty"`
 }
 

@@ -9,11 +9,11 @@ type State string
 const (
 	StateStarting State = "starting" // looking at the images
 	StateOpening  State = "opening"  // making the disks
-	StateReady    State = "ready"    // the start is over; LUN.State says how each disk is
+	StateReady    State = "ready"    // the start is complete; LUN.State is the state of each disk
 	StateStopping State = "stopping" // draining the sessions
 )
 
-// How initiators log in.
+// The ways in which initiators log in.
 const (
 	AuthNone       = "none"
 	AuthCHAP       = "chap"
@@ -26,25 +26,25 @@ type Status struct {
 	Ready      bool     `json:"ready"`
 	TargetName string   `json:"target_name"`
 	Portals    []string `json:"portals"` // address:port as bound
-	// NBDPortals are where clients of NBD connect: unix:PATH, or address:port as bound.
+	// NBDPortals are the portals of NBD: unix:PATH, or address:port as bound.
 	NBDPortals []string `json:"nbd_portals,omitempty"`
-	// NBDTLS says that clients of NBD at an address must use TLS, with a certificate.
+	// NBDTLS: clients of NBD at an address must use TLS, with a certificate.
 	NBDTLS         bool      `json:"nbd_tls,omitempty"`
 	Authentication string    `json:"authentication"` // one of Auth...
 	LUNs           []LUN     `json:"luns"`
 	Volumes        *Volumes  `json:"volumes,omitempty"` // if any can be made
 	Sessions       []Session `json:"sessions"`
-	// RefusedLogins are those of the last day, the last one first. There is a bound: see
+	// RefusedLogins are those of the last day, the last one first. Their number is limited: see
 	// docs/page.md.
 	RefusedLogins []RefusedLogin `json:"refused_logins,omitempty"`
-	// Handover is the one that an annotation of the pod asks for.
+	// Handover is the result of the handover in an annotation of the pod.
 	Handover *HandoverOutcome `json:"handover,omitempty"`
 	// UsageTypes are the storages that disks can choose.
 	UsageTypes []UsageType `json:"usage_types,omitempty"`
-	// WorkDir is the work directory, if a person has named it: what is written to disks that are
-	// not persistent stays there.
+	// WorkDir is the work directory, if a setting names it: it keeps the writes to disks that are
+	// not persistent.
 	WorkDir string `json:"work_dir,omitempty"`
-	// Starting is what the start waits for; nil: the daemon is ready, or stops.
+	// Starting is the reason why the start is not complete; nil: the daemon is ready, or stops.
 	Starting  *Condition `json:"starting,omitempty"`
 	StartedAt time.Time  `json:"started_at"`
 	ReadyAt   *time.Time `json:"ready_at,omitempty"`
@@ -53,7 +53,7 @@ type Status struct {
 	Build             Build   `json:"build"`
 }
 
-// Build says which binary is running.
+// Build describes the running binary.
 type Build struct {
 	Version   string `json:"version"`
 	Commit    string `json:"commit"`
@@ -61,19 +61,18 @@ type Build struct {
 	Platform  string `json:"platform"`
 }
 
-// HandoverOutcome is the result of a handover that an annotation of the pod asks for: one of Done
-// and Error.
+// HandoverOutcome is the result of the handover in an annotation of the pod: one of Done and Error.
 type HandoverOutcome struct {
 	Asked string `json:"asked"` // the annotation
 	Done  string `json:"done,omitempty"`
-	// Error is why it is not done. It is tried again while it is asked for.
+	// Error is the reason why it is not done. The daemon tries again while the annotation exists.
 	Error string `json:"error,omitempty"`
 }
 
-// Volumes sums up the volumes that were made on demand.
+// Volumes sums up the volumes on demand.
 type Volumes struct {
 	Address  string         `json:"address"` // the address for requests
-	States   map[string]int `json:"states"`  // how many there are in each state
+	States   map[string]int `json:"states"`  // number of volumes in each state
 	Bytes    int64          `json:"size_bytes"`
 	Max      int            `json:"max,omitempty"`       // how many there may be; 0: no limit
 	MaxBytes int64          `json:"max_bytes,omitempty"` // of all together; 0: no limit
@@ -81,7 +80,7 @@ type Volumes struct {
 	Failed   []FailedVolume `json:"failed,omitempty"`    // by name
 }
 
-// FailedVolume is a volume that cannot be served until somebody has put something right.
+// FailedVolume is a volume that cannot be served until a person solves a problem.
 type FailedVolume struct {
 	Name    string `json:"name"`
 	Failure string `json:"failure"`
@@ -91,9 +90,10 @@ type FailedVolume struct {
 type Upload struct {
 	Volume        string    `json:"volume"`
 	ReceivedBytes int64     `json:"received_bytes"`
-	TotalBytes    int64     `json:"total_bytes,omitempty"` // 0: nobody has said
+	TotalBytes    int64     `json:"total_bytes,omitempty"` // 0: unknown
 	StartedAt     time.Time `json:"started_at"`            // of its connection
-	// StartedBytes had come when its connection began: more than 0 for an upload that goes on.
+	// StartedBytes had arrived when its connection began: more than 0 for an upload that was
+	// resumed.
 	StartedBytes int64 `json:"started_bytes,omitempty"`
 }
 
@@ -114,13 +114,13 @@ type LUN struct {
 	// opened to them again.
 	Fenced   []string `json:"fenced,omitempty"`
 	ReadOnly bool     `json:"read_only"`
-	// Digest is that of the image as it was named: of a list of images, if one was. It is "" for
-	// files of this machine, and as long as nobody knows that of a file behind an address.
-	// PlatformDigest is that of this machine's image in the list.
+	// Digest is the digest of the image's reference: of a list of images, if it names one. It is ""
+	// for files of this machine, and for a file behind an address until it is known. PlatformDigest
+	// is that of this machine's image in the list.
 	Digest         string `json:"digest,omitempty"`
 	PlatformDigest string `json:"platform_digest,omitempty"`
-	// SignedBy is the fingerprint of the key by which the image was admitted: sha256:HEX, of its
-	// SPKI. It is "" if no signature was asked for.
+	// SignedBy is the fingerprint of the key that has signed the image: sha256:HEX, of its SPKI. It
+	// is "" if no signature was required.
 	SignedBy   string `json:"signed_by,omitempty"`
 	Serial     string `json:"serial,omitempty"` // once the disk is made
 	NAA        string `json:"naa,omitempty"`    // 16 hexadecimal digits
@@ -129,11 +129,11 @@ type LUN struct {
 	Persistent bool   `json:"persistent"`           // survives the pod
 	VhostUser  string `json:"vhost_user,omitempty"` // path of its socket, if it has one
 	Copy       *Copy  `json:"copy,omitempty"`       // in modes that copy the image
-	Space      *Space `json:"space,omitempty"`      // if the storage can tell
+	Space      *Space `json:"space,omitempty"`      // if the storage reports it
 	Failure    string `json:"failure,omitempty"`    // why it has failed, until the next start
 	Condition
-	// Troubles are why requests of guests wait or fail now. They go when such requests succeed
-	// again.
+	// Troubles are the reasons why requests of guests wait or fail now. They are removed when such
+	// requests succeed again.
 	Troubles []Trouble `json:"troubles,omitempty"`
 }
 
@@ -150,14 +150,14 @@ type RefusedLogin struct {
 	Count     int64     `json:"count"`
 }
 
-// Copy says how much of an image the disk's own file holds. The guest can use the whole disk
-// from the start.
+// Copy is the progress of copying the image into the disk's own file. The guest can use the whole
+// disk from the start.
 type Copy struct {
 	CopiedBytes int64 `json:"copied_bytes"` // of the image's data
 	DataBytes   int64 `json:"data_bytes"`   // data in the image
 	TotalBytes  int64 `json:"total_bytes"`  // capacity of the disk
 	Complete    bool  `json:"complete"`     // the disk no longer needs the image
-	// WaitsForSpace says that copying waits for room on the storage. The disk is served meanwhile.
+	// WaitsForSpace: copying waits for room on the storage. The disk is served meanwhile.
 	WaitsForSpace bool `json:"waits_for_space"`
 }
 
@@ -167,17 +167,17 @@ type UsageType struct {
 	Directory string   `json:"directory"`
 	LUNs      []uint16 `json:"luns"` // whose disks lie there
 	// Space is the space that these disks use together, and the free space. It is nil if the
-	// storage does not know.
+	// storage does not report it.
 	Space *Space `json:"space,omitempty"`
 }
 
-// Space says how many bytes a disk uses on its storage, and how many are free there.
+// Space is the number of bytes that a disk uses on its storage, and of those that are free there.
 type Space struct {
 	Used int64 `json:"used_bytes"`
 	Free int64 `json:"free_bytes"` // shared with other users of the storage
 }
 
-// The protocols of sessions that do not speak iSCSI. They have no ISID and no TSIH.
+// The protocols of sessions other than iSCSI. They have no ISID and no TSIH.
 const (
 	ProtocolNBD       = "nbd"
 	ProtocolVhostUser = "vhost-user"
@@ -185,9 +185,9 @@ const (
 
 // Session describes a session in full feature phase (RFC 7143).
 type Session struct {
-	// Protocol is that of the session, as above; "" is iSCSI.
+	// Protocol is the protocol of the session, as above; "" is iSCSI.
 	Protocol  string    `json:"protocol,omitempty"`
-	Initiator string    `json:"initiator"` // or what a client of NBD is called
+	Initiator string    `json:"initiator"` // or the name of a client of NBD
 	Alias     string    `json:"alias,omitempty"`
 	Remote    string    `json:"remote"`
 	Local     string    `json:"local"`
@@ -197,7 +197,7 @@ type Session struct {
 	Discovery bool      `json:"discovery"`
 	Since     time.Time `json:"since"`
 	InFlight  int       `json:"in_flight"` // commands
-	// Waiting are those that wait, for content that lies far away or for storage.
+	// Waiting are the commands that wait for remote content or for storage.
 	Waiting      int        `json:"waiting,omitempty"`
 	WaitingSince *time.Time `json:"waiting_since,omitempty"` // the oldest of them
 	WaitsFor     string     `json:"waits_for,omitempty"`     // in words
@@ -209,7 +209,7 @@ type Session struct {
 	BytesWritten uint64     `json:"bytes_written"`
 }
 
-// Progress is what a command that fetches something says of itself, at its address.
+// Progress is the progress of a command that fetches data, at its address.
 type Progress struct {
 	Done  int64 `json:"done"`  // bytes
 	Total int64 `json:"total"` // bytes; 0: not known yet
