@@ -206,7 +206,7 @@ func (p *puller) plain(ctx context.Context, i int, in *layer.Reader) error {
 		if err := p.checked(i, e, in, func(content io.Reader) error {
 			return p.pass(ctx, f, content)
 		}); err != nil {
-			return in.Explain(err)
+			return in.Doubt(err)
 		}
 	}
 	return in.Finish()

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/testtool"
@@ -30,8 +31,10 @@ func mirrored(t testing.TB) (registry, mirror *lying, opt transport.Options) {
 func TestMirrorLies(t *testing.T) {
 	content := noise(90, 2<<20)
 	plain := tarOf(t, tarFile{Name: "disk/a.img", Content: content})
+	packed, inside := gzipped(t, content), qcow2Of(t, content)
 	for what, layer := range map[string][]byte{"plain": plain, "gzip": gzipped(t, plain),
-		"artifact": content, "packed artifact": gzipped(t, content)} {
+		"artifact": content, "packed artifact": packed, "qcow2 artifact": inside,
+		"packed file": zstandard(t, tarOf(t, tarFile{Name: "disk/a.img.gz", Content: packed}))} {
 		t.Run(what, func(t *testing.T) {
 			registry, mirror, opt := mirrored(t)
 			for _, l := range []*lying{registry, mirror} {
@@ -40,13 +43,18 @@ func TestMirrorLies(t *testing.T) {
 					l.Tags["1"] = artifactOf(t, l.Store, desc)
 				}
 			}
-			mirror.Replace(digestOf(layer), flipped(layer, len(layer)/2))
+			at := len(layer) / 2
+			if what == "qcow2 artifact" {
+				at = 6 // in its header
+			}
+			mirror.Replace(digestOf(layer), flipped(layer, at))
 			brings(t, newClient(t, opt), registry.ref(t, "vm/a:1"), PullOptions{}, content)
 			require.Positive(t, mirror.Requests("/blobs/"))
 			require.Equal(t, 1, registry.Requests("/blobs/"+digestOf(layer)))
 
 			s := newStreaming(t, newClient(t, opt), t.TempDir(), t.TempDir())
-			img := s.disk(t, s.open(t, registry.ref(t, "vm/a:1")), "a.img")
+			st := s.open(t, registry.ref(t, "vm/a:1"))
+			img := s.disk(t, st, st.Disks()[0].Name)
 			require.True(t, bytes.Equal(content, contentOf(t, img)))
 		})
 	}
@@ -103,7 +111,8 @@ func TestMirrorLiesInTables(t *testing.T) {
 	}
 }
 
-// TestMirrorLiesInHeaders: a mirror sends a wrong header of a file that an index describes.
+// TestMirrorLiesInHeaders: a mirror sends a wrong header, or content, of a file that an index
+// describes.
 func TestMirrorLiesInHeaders(t *testing.T) {
 	content := noise(94, 1<<20)
 	m, mirror := newMemory(t), newLying(t)
@@ -116,12 +125,21 @@ func TestMirrorLiesInHeaders(t *testing.T) {
 		mirror.Add(testtool.Must(r.Small(t.Context(), desc, 2<<20))(t))
 	}
 	last := r.Manifest.Layers[len(r.Manifest.Layers)-1].Digest.String()
-	mirror.Replace(last, flipped(mirror.Store[last], 6))
-	c := newClient(t, transport.Options{Insecure: []string{m.host, mirror.Host()},
-		Mirrors: []string{m.host + "=" + mirror.Host()}})
-	ref := parsed(t, m.host+"/vm/a@"+r.Digest)
-	brings(t, c, ref, PullOptions{Path: "a.raw"}, content)
-	require.Positive(t, mirror.Requests("/blobs/"+last))
+	mirrors := []string{m.host + "=" + mirror.Host()}
+	ref, right := parsed(t, m.host+"/vm/a@"+r.Digest), mirror.Store[last]
+	for at, opt := range map[int]PullOptions{6: {Path: "a.raw"}, len(right) / 2: {}} {
+		mirror.Replace(last, flipped(right, at))
+		before := mirror.Requests("/blobs/" + last)
+		brings(t, newClient(t, transport.Options{Insecure: []string{m.host, mirror.Host()},
+			Mirrors: mirrors}), ref, opt, content)
+		require.Greater(t, mirror.Requests("/blobs/"+last), before)
+	}
+	// Without another one to ask, the error says that the content is wrong, and not the index.
+	mirror.Replace(last, flipped(right, len(right)/2))
+	mirror.Tags["1"] = v1.Descriptor{Digest: testtool.Must(v1.NewHash(r.Digest))(t)}
+	_, _, err = newClient(t, mirror.options()).Pull(t.Context(), mirror.ref(t, "vm/a:1"),
+		filepath.Join(t.TempDir(), "a.raw"), PullOptions{})
+	require.ErrorContains(t, err, "changed on its way")
 }
 
 // fetchesAtOnce is how many chunks may have been under way when the first was wrong.

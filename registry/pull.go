@@ -334,7 +334,7 @@ func (p *puller) layer(ctx context.Context, i int) error {
 	if err == nil {
 		err = in.Finish()
 	}
-	if err = in.Explain(err); err == nil {
+	if err = in.Doubt(err); err == nil {
 		err = tocDiffers(desc, toc.Differs(list))
 	}
 	if err == nil {

@@ -10,7 +10,9 @@ import (
 	"path"
 	"strings"
 	"sync/atomic"
+	"syscall"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/unpack"
 	"kubevirt.io/disk/registry/transport"
@@ -34,6 +36,8 @@ type Reader struct {
 	Format image.Format  // how the layer is compressed; "": it is not
 	raw    io.ReadCloser // the hashed bytes
 	close  func()
+
+	elsewhere bool // another endpoint has the layer, too
 }
 
 // Open begins a layer. Its first bytes say how it is compressed, because media types may be wrong.
@@ -47,7 +51,8 @@ func Open(ctx context.Context, b *transport.Blob, came *atomic.Int64, memory int
 	ctx, cancel := context.WithCancel(ctx)
 	raw := &cancelled{NewReadAhead(&counted{b.Verified(ctx), came}), cancel}
 	in := bufio.NewReaderSize(raw, 64<<10)
-	r := &Reader{Size: -1, raw: raw, close: func() {}}
+	r := &Reader{Size: -1, raw: raw, close: func() {},
+		elsewhere: b.Again(new(transport.DigestError), 1)}
 	// The end of a small layer, and a wrong digest, are for the caller's reads.
 	head, err := in.Peek(image.DetectSize)
 	if err != nil && err != io.EOF && len(head) == 0 {
@@ -89,6 +94,24 @@ func (r *Reader) Finish() error {
 func (r *Reader) Explain(err error) error {
 	if errors.As(err, new(*contentError)) {
 		if _, rest := io.Copy(io.Discard, r.raw); rest != nil {
+			return rest
+		}
+	}
+	return err
+}
+
+// Doubt is Explain for an error of the caller who used the content, such as a disk image that is
+// not valid. It reads the rest of the layer, and so its digest, only if another endpoint has the
+// layer, too, or if the content contradicts the index.
+func (r *Reader) Doubt(err error) error {
+	err = r.Explain(err)
+	switch {
+	case err == nil:
+	case disk.IsNoSpace(err), errors.As(err, new(syscall.Errno)): // the destination's error
+	case r.elsewhere, errors.Is(err, disk.ErrWrongContent):
+		r.close() // nothing reads ahead any more
+		_, rest := io.Copy(io.Discard, r.raw)
+		if errors.As(rest, new(*transport.DigestError)) {
 			return rest
 		}
 	}
