@@ -284,7 +284,9 @@ func TestHookThatFails(t *testing.T) {
 		p := s.start(c.args...)
 		l := s.launcher(p)
 		require.ErrorContains(t, testtool.Err(l.define()), c.want)
-		require.Contains(t, p.stderr.String(), "launcher is told why")
+		p.until("it is logged", func() bool { // the log may come after the answer
+			return strings.Contains(p.stderr.String(), "launcher is told why")
+		})
 		l.shutdown()
 		require.NotZero(t, p.status())
 		require.NoFileExists(t, s.socket())

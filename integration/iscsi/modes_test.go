@@ -277,5 +277,5 @@ func TestRestartOnAFullVolume(t *testing.T) {
 	c.Env["COPY_MODE"] = "copy-on-write"
 	d = rig.Start(t, c)
 	require.NotEqual(t, serial, d.Status().LUNs[0].Serial)
-	require.Contains(t, d.Output(), "removed the disk of an image that is gone")
+	d.UntilSaid("removed the disk of an image that is gone")
 }
