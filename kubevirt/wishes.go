@@ -54,7 +54,6 @@ type wish struct {
 	said      map[string]string // by key: its annotation
 }
 
-// parse reads the value of a key.
 func (w *wish) parse(key, value string) (err error) {
 	switch key {
 	case keyBus:

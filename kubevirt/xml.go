@@ -25,7 +25,6 @@ type element struct {
 // memory, and a domain of KubeVirt has some hundreds of both.
 const maxElements = 64 << 10
 
-// parse finds the elements of a document.
 func parse(document []byte) (*element, error) {
 	d := xml.NewDecoder(bytes.NewReader(document))
 	var root *element

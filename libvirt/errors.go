@@ -52,7 +52,6 @@ func (p *problems) take(other *problems) {
 	}
 }
 
-// addError adds err, unless it is nil.
 func (p *problems) addError(field string, err error) {
 	if err != nil {
 		p.add(field, "%v", err)

@@ -175,7 +175,6 @@ func parseSource(source map[string]any, path string, l *LUN, p *problems) (lunPa
 	return lunPath
 }
 
-// parseHost reads "host" of a source.
 func parseHost(source map[string]any, path string, p *problems) Portal {
 	path = join(path, "host")
 	host, ok := source["host"].(map[string]any)

@@ -153,7 +153,6 @@ func (c *conn) takeWire(nc net.Conn) socket.Wire {
 	return w
 }
 
-// attach sets the disk of the connection.
 func (c *conn) attach(d *serving.Disk, unnamed bool, session string, migrationTarget bool) {
 	who := serving.Who{Name: c.name, Incarnation: session, MigrationTarget: migrationTarget,
 		Crowd: !c.certified, Process: c.Process, Line: c}

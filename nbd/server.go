@@ -113,7 +113,6 @@ func (s *Server) Serve(l net.Listener, p Portal) error {
 	return s.conns.Accept(l, func(nc net.Conn) *conn { return s.newConn(nc, &p) })
 }
 
-// newConn makes a connection.
 func (s *Server) newConn(nc net.Conn, p *Portal) *conn {
 	c := &conn{srv: s, portal: p, name: p.Name}
 	c.Init(nc)

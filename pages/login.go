@@ -19,7 +19,6 @@ type commands struct{ QEMU, Libvirt, Iscsiadm string }
 // one.
 const initiator = "iqn.2017-01.io.kubevirt:vm:domain"
 
-// commandsFor writes the commands for a LUN at a portal.
 func commandsFor(portal string, s *status.Status, l *status.LUN) *commands {
 	chap := s.Authentication != status.AuthNone
 	return &commands{QEMU: qemuCommand(portal, s.TargetName, l, chap),

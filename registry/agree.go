@@ -129,7 +129,6 @@ func described(ctx context.Context, src transport.Source, layers []descriptor, i
 	return l.List, nil
 }
 
-// verifiedOf reads all of a layer, and verifies it.
 func verifiedOf(ctx context.Context, from *transport.Blob, layers []descriptor, i int) (
 	l *layer.Contents, err error) {
 	err = from.Read(ctx, func(in io.Reader) error {

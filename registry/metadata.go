@@ -229,7 +229,6 @@ type indexedFile struct {
 	from    io.ReaderAt // has the metadata; nil: it is not at hand
 }
 
-// newIndex makes the index of these files.
 func newIndex(ctx context.Context, all []indexedFile) (*layer.Index, error) {
 	slices.SortFunc(all, func(a, b indexedFile) int {
 		return strings.Compare(a.entry.Name, b.entry.Name)

@@ -429,7 +429,6 @@ func version(name string) string {
 	return stem
 }
 
-// sourceOf makes a source of a file that was opened.
 func sourceOf(f *os.File, err error) (image.Source, error) {
 	if err != nil {
 		return nil, err

@@ -190,7 +190,6 @@ func (f *packed) Prefetch(off, length int64) {
 	}
 }
 
-// endOf is the end of the unit in the file.
 func (f *packed) endOf(unit int) int64 {
 	if unit+1 < len(f.units) {
 		return f.units[unit+1].start

@@ -79,7 +79,6 @@ func (c *Client) Pull(ctx context.Context, ref transport.Reference, dest string,
 	return done, r.Content(), err
 }
 
-// puller is one Pull.
 type puller struct {
 	opt    PullOptions
 	image  *transport.Image

@@ -119,7 +119,6 @@ func (p *pusher) whole(ctx context.Context) error {
 	return nil
 }
 
-// pusher is one Push.
 type pusher struct {
 	client *Client
 	ref    transport.Reference

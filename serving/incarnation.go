@@ -111,7 +111,6 @@ func (s *Disks) takeOver(d *Disk, c *Client) error {
 	return d.Disk.Flush()
 }
 
-// takeoverLocked is the outcome of takeOver.
 func (s *Disks) takeoverLocked(d *Disk, c *Client) (outcome, error) {
 	owner := d.owner.Load()
 	switch {

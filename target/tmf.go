@@ -45,7 +45,6 @@ func (s *session) early(p *pdu.TaskManagementRequest) bool {
 	return false
 }
 
-// execute executes a task management function and answers it.
 func (c *conn) execute(p *pdu.TaskManagementRequest) error {
 	resp := pdu.TaskManagementResponse{TaskTag: p.TaskTag}
 	if p.Function >= pdu.TMQueryTask {

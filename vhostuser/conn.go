@@ -73,7 +73,6 @@ type conn struct {
 	toldBack    bool              // guarded by mu; the log says that a message could not be sent
 }
 
-// newConn makes a connection to an export.
 func (s *Server) newConn(nc net.Conn, at *export) *conn {
 	c := &conn{srv: s, nc: nc.(*net.UnixConn), at: at, disk: at.disk, since: time.Now(),
 		backChannel: -1, gone: make(chan struct{}), held: map[*run]struct{}{}}

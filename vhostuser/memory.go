@@ -153,7 +153,6 @@ func pagesOf(fd int, end uint64) (huge uint64, err error) {
 	return huge, nil
 }
 
-// mapFile maps the region's file.
 func (r *region) mapFile(fd int) error {
 	if fd < 0 {
 		return errors.New("a region of the guest's memory has no descriptor")
@@ -203,7 +202,6 @@ func (t *table) withRegion(r region) (*table, error) {
 	return newTable(append(t.kept(func(*region) bool { return true }), r))
 }
 
-// withoutRegion is a table without a region.
 func (t *table) withoutRegion(gone region) (*table, error) {
 	regions := t.kept(func(r *region) bool {
 		return r.guest != gone.guest || r.size != gone.size || r.user != gone.user

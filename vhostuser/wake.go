@@ -218,7 +218,6 @@ func (q *queue) look() bool {
 // process that has 10,000 threads.
 const maxRings = 4096
 
-// rings counts the running rings.
 var rings ringCount
 
 type ringCount struct {

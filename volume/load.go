@@ -146,7 +146,6 @@ func (m *Manager) back(v *volume) {
 	}
 }
 
-// missingLocked reports whether the storage of a volume is missing.
 func (v *volume) missingLocked() bool {
 	if v.record.State == store.StateFilling {
 		return errors.As(v.failure, new(*missingError)) // false for a source that is missing

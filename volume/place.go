@@ -128,7 +128,6 @@ func makePlace(dir string) error {
 
 func isDiskFile(name string) bool { return strings.HasPrefix(name, diskName) }
 
-// diskFiles returns the paths of the disk's files in a directory.
 func diskFiles(dir string) (paths []string, err error) {
 	names, err := osfile.Names(dir)
 	for _, name := range names {

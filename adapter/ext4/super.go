@@ -96,7 +96,6 @@ const (
 	groupZeroedTable = 4 // INODE_ZEROED
 )
 
-// putDesc writes the descriptor of a group, and the group's bitmaps.
 func (w *Writer) putDesc(p []byte, group uint32, t *totals) error {
 	le := binary.LittleEndian
 	flags := uint16(groupZeroedTable)

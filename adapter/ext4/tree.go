@@ -131,7 +131,6 @@ func (w *Writer) checkName(dir Inode, name string) (*directory, error) {
 	return d, nil
 }
 
-// enter adds a name to a directory.
 func (w *Writer) enter(d *directory, name string, number uint32) {
 	w.insert(d, name, number, uint16(w.level))
 	if w.dirOf(number) != nil {

@@ -74,7 +74,6 @@ func (g *guest) failed(err error) ending {
 	return ending{status: status}
 }
 
-// initMounts are the mounts of the init itself.
 var initMounts = []mountPoint{
 	{kind: "proc", at: "/proc", flags: harmless},
 	{kind: "sysfs", at: "/sys", flags: harmless},

@@ -138,7 +138,6 @@ func (c *committing) checkOnto() error {
 	return checkOnto(c.onto, nil)
 }
 
-// openCommitted opens a disk.
 type openCommitted func(ctx context.Context, client *registry.Client) (*committed.Disk, error)
 
 // opener reads a command line. args ends with the disk, which may be "".

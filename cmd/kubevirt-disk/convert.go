@@ -259,7 +259,6 @@ func hasExtension(name string, extensions []string) bool {
 	return slices.Contains(extensions, strings.ToLower(filepath.Ext(name)))
 }
 
-// qcow2Extensions are the extensions of qcow2 images.
 var qcow2Extensions = []string{".qcow2", ".qcow", ".qc2"}
 
 // otherFormats are the extensions that people and programs take for other formats than raw.

@@ -221,7 +221,6 @@ func (a *app) tellLauncher(ctx context.Context, launcher *daemon.Launcher, log *
 	return reason
 }
 
-// isClosed reports whether a channel is closed.
 func isClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:

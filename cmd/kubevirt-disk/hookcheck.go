@@ -53,7 +53,6 @@ cluster and no registry, so it does not know which disks an image has. Other obj
 	return cmd
 }
 
-// checkManifests checks the machines in a file.
 func (a *app) checkManifests(file string) error {
 	in := a.stdin
 	if file != standardStream {

@@ -184,7 +184,6 @@ func inspectImage(path, format string) (image.Info, error) {
 	return image.Inspect(path, opt)
 }
 
-// addFormatFlag adds the flag for the format of an image.
 func addFormatFlag(cmd *cobra.Command, format *string) {
 	cmd.Flags().StringVar(format, keyFormat, "", "what the image is, `raw` or qcow2: raw if a "+
 		"guest has written its content (default as it was served, or else by its content)")

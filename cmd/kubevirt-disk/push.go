@@ -176,7 +176,6 @@ func readBootOrder(path string) (*registry.BootOrder, error) {
 	return order, nil
 }
 
-// checkCompress checks the value of --compress.
 func checkCompress(compress string) error {
 	if compress != "" && !slices.Contains(compressions, compress) {
 		return fmt.Errorf("--%s: %q is none of %s", flagCompress, compress,

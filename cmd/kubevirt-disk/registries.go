@@ -59,7 +59,6 @@ func registrySettings(o *transport.Options) []settings.Setting {
 	})
 }
 
-// trustSettings are the settings for the trust in images.
 func trustSettings(asked *signature.Options) []settings.Setting {
 	return settings.InSection(sectionTrust, []settings.Setting{
 		{Key: keyVerifyKey, Env: []string{"VERIFY_KEY"}, Kind: settings.KindList,
@@ -146,7 +145,6 @@ func (a *app) withRegistry(cmd *cobra.Command, ref transport.Reference,
 	return a.withRegistryOf(cmd, l, opt, ref, work)
 }
 
-// withRegistryOf is withRegistry with loaded settings.
 func (a *app) withRegistryOf(cmd *cobra.Command, l loader, opt reach,
 	ref transport.Reference, work func(context.Context, *registry.Client) error) error {
 	client, err := a.registryClient(l, opt, ref)

@@ -28,7 +28,6 @@ const (
 	envSignPassword = "COSIGN_PASSWORD"
 )
 
-// addSignKey adds the flag for the key for signatures.
 func addSignKey(cmd *cobra.Command, file *string) {
 	cmd.Flags().StringVar(file, flagSignKey, "", "PEM `file` with the private key that signs the "+
 		"image as cosign does: cosign's own, whose password is in "+envSignPassword+" or in the "+

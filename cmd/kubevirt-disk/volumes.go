@@ -23,7 +23,6 @@ const (
 	defaultVolumesPort = 8443
 )
 
-// volumeSettings are the settings for volumes on demand.
 func volumeSettings(v *options.Volumes) []settings.Setting {
 	return settings.InSection(sectionVolumes, []settings.Setting{
 		{Key: keyVolumesListen, Env: []string{"VOLUMES_LISTEN"}, Empty: true,

@@ -319,7 +319,6 @@ func (f *file) read(ctx context.Context, p []byte, off int64) error {
 	return err
 }
 
-// part reads n bytes.
 func (f *file) part(ctx context.Context, off, n int64) ([]byte, error) {
 	p := make([]byte, n)
 	return p, f.read(ctx, p, off)

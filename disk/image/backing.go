@@ -37,7 +37,6 @@ const (
 	useBacking                // a backing file of either
 )
 
-// advice picks the advice for this use.
 func (u fileUse) advice(found, named, backing string) string {
 	return [...]string{useFound: found, useNamed: named, useBacking: backing}[u]
 }

@@ -45,7 +45,6 @@ func (c foreignContent) setBelow(*layer) {} // a parent is refused
 
 func (c foreignContent) header() header { return header{} }
 
-// qcow2Content is the content of a layer in qcow2.
 type qcow2Content struct{ *qcow2.Image }
 
 // deepCacheBytes limits the memory for tables and decoded clusters of a file deep in a chain.

@@ -276,7 +276,6 @@ func (d *diskDir) leftover(withoutMaps bool) (name string, err error) {
 	return "", err
 }
 
-// removeMaps removes the maps of a complete disk.
 func (d *diskDir) removeMaps() error {
 	return errors.Join(osfile.Remove(d.liveMap()), osfile.Remove(d.durableMap()))
 }
@@ -313,7 +312,6 @@ func (d *diskDir) clearUnits() error {
 // another, neither has the whole disk.
 func (d *diskDir) checkPath() error { return durable.Holds(d.lock, d.lock.Name()) }
 
-// close releases the lock.
 func (d *diskDir) close() error { return durable.ReleaseLock(d.lock) }
 
 // escapeName makes a directory name of a file name. The result is unique, needs no quoting, is not

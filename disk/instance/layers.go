@@ -207,7 +207,6 @@ type shelf struct {
 	log        *zap.Logger
 }
 
-// options returns the options of a layer's map.
 func (s *shelf) options(id string, floor int64) (opt overlay.MapOptions, err error) {
 	mapID, err := hex.DecodeString(id)
 	if err != nil {

@@ -242,7 +242,6 @@ func (m *blockMap) setPage(index int64, save func(page, word int64, words []byte
 	return nil
 }
 
-// copyPage copies the current page to buf, of mapPageSize bytes.
 func (m *blockMap) copyPage(index int64, buf []byte) {
 	for i := range int64(mapPageWords) {
 		binary.LittleEndian.PutUint64(buf[i*8:], m.word(index*mapPageWords+i))

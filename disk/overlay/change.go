@@ -153,7 +153,6 @@ func (e *edge) release(o *Disk) {
 // to use.
 type blockLocks struct{ table rangelock.Table }
 
-// holds are *rangelock.Hold.
 var holds = sync.Pool{New: func() any { return new(rangelock.Hold) }}
 
 // lock waits for the blocks first to last, and locks them until unlock.

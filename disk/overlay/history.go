@@ -39,7 +39,6 @@ func (v *View) Changed(_ context.Context, since string, off, length int64) (chan
 	return v.tree.changed(v.of.ID, since, off, length)
 }
 
-// withIDLocked returns the snapshot with an ID, or nil.
 func (t *Tree) withIDLocked(id string) *snapshot {
 	for _, s := range t.snaps {
 		if s.ID == id && s.Taken {

@@ -188,7 +188,6 @@ func (t *Tree) closeNodes() (err error) {
 	return err
 }
 
-// recordLocked makes the record of the tree.
 func (t *Tree) recordLocked() *Record {
 	r := NewRecord(t.opt.Content, t.opt.Durable)
 	r.Top = t.top.id
@@ -267,7 +266,6 @@ func (t *Tree) unmarkLocked() {
 	}
 }
 
-// findLocked returns the snapshot of that name, or nil.
 func (t *Tree) findLocked(name string) *snapshot {
 	for _, s := range t.snaps {
 		if s.Name == name {

@@ -65,7 +65,6 @@ func (c *Content) openTar(opt Options) error {
 	return nil
 }
 
-// noDisk is the error for an archive without a disk.
 func (a *archive) noDisk() error {
 	switch {
 	case a.other != nil:

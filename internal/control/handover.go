@@ -39,7 +39,6 @@ type handovers struct {
 	closed   bool                     // guarded by mu; timers do not expire any more
 }
 
-// opening is the timer of an open LUN.
 type opening struct{ timer *time.Timer }
 
 func newHandovers(disks Disks, log *zap.Logger) *handovers {

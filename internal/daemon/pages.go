@@ -76,7 +76,6 @@ func (d *Daemon) pages(page *pages.Page, log *zap.Logger) http.Handler {
 	return pages.OnlyHosts(mux, d.opt.PagesHosts, d.opt.Setting(&d.opt.PagesHosts).String())
 }
 
-// countUploads returns the metrics of uploads into volumes.
 func (d *Daemon) countUploads() *metrics.Uploads {
 	d.mu.Lock()
 	v := d.volumes

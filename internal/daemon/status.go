@@ -82,7 +82,6 @@ func (d *Daemon) starting(now status.State) *status.Condition {
 	return c
 }
 
-// boundPortals returns the portals of iSCSI, as bound.
 func (d *Daemon) boundPortals() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -259,7 +259,6 @@ func room(pod *corev1.Pod, disks []Wanted) error {
 	return nil
 }
 
-// hasName reports whether a pod names a disk.
 func hasName(pod *corev1.Pod, number int) bool {
 	_, ours := pod.Annotations[api.Numbered(api.AnnotationName, number)]
 	_, legacy := pod.Annotations[api.AnnotationNameLegacy]

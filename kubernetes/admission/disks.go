@@ -83,7 +83,6 @@ func (d Disk) gate() corev1.PodSchedulingGate {
 	return corev1.PodSchedulingGate{Name: api.Numbered(api.Gate, d.Number)}
 }
 
-// container is the hook sidecar that serves the disk.
 func (d Disk) container() string { return fmt.Sprintf("hook-sidecar-%d", d.Number) }
 
 func (d Disk) volume(name string) string {

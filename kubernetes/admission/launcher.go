@@ -140,7 +140,6 @@ func hook(spec *corev1.PodSpec, d Disk) *corev1.Container {
 	return nil
 }
 
-// hookRoom returns why a launcher pod has no room for its disks.
 func hookRoom(pod *corev1.Pod, disks []Wanted) error {
 	for _, d := range disks {
 		if hook(&pod.Spec, d.Disk) == nil {

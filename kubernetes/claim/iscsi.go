@@ -65,7 +65,6 @@ func fromISCSIDriver(v *corev1.CSIPersistentVolumeSource) (iscsiTarget, error) {
 	return t, nil
 }
 
-// add adds new portals.
 func (t *iscsiTarget) add(portals []string) {
 	for _, p := range portals {
 		if !slices.Contains(t.portals, p) {

@@ -15,7 +15,6 @@ import (
 // rbdDriver is the CSI driver of Ceph's block devices, which replaces Kubernetes' own RBD volumes.
 const rbdDriver = "rbd.csi.ceph.com"
 
-// rbdImage is the RBD image of a volume.
 type rbdImage struct {
 	monitors []string // HOST, HOST:PORT or [IPv6]:PORT
 	pool     string
@@ -60,7 +59,6 @@ func fromRBDDriver(v *corev1.CSIPersistentVolumeSource, monitors func(string) ([
 	return i, nil
 }
 
-// rbd is QEMU's source for an RBD image.
 func rbd(c *corev1.PersistentVolumeClaim, opt Options, i rbdImage) (source, error) {
 	var wrong []error
 	network := &libvirtxml.DomainDiskSourceNetwork{Protocol: "rbd", Name: i.pool + "/" + i.name}

@@ -75,7 +75,6 @@ func (b *Blob) follow(o *order) {
 	}
 }
 
-// next takes the next chunk.
 func (o *order) next() (chunk int64, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

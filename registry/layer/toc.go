@@ -184,7 +184,6 @@ type tocEntry struct {
 	ChunkType   string `json:"chunkType"` // of zstd:chunked: chunkZeros, or data
 }
 
-// chunkZeros is the type of a chunk of zeros.
 const chunkZeros = "zeros"
 
 // maxHole is how many zeros one entry of part.Table is for. Bytes.

@@ -69,7 +69,6 @@ func (e evidence) check(keys []Key, content []byte) (Key, error) {
 	return Key{}, fmt.Errorf("is in the format %q, which is not known", e.Format)
 }
 
-// signer is the key that has signed the message.
 func signer(keys []Key, message, signature []byte) (Key, bool) {
 	for _, k := range keys {
 		if k.signed(message, signature) {
@@ -264,7 +263,6 @@ func decode(text []byte, to any) error {
 // shortened bounds untrusted text in messages.
 func shortened(text string) string { return text[:min(len(text), 100)] }
 
-// parseProof parses a stored proof.
 func parseProof(text []byte) (e evidence, err error) {
 	if err = decode(text, &e); err != nil {
 		return e, err

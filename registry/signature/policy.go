@@ -29,7 +29,6 @@ const (
 	everything  = "*" // the prefix of all images
 )
 
-// policyFile is a policy in its file.
 type policyFile struct {
 	Default string       `yaml:"default"` // "": deny
 	Images  []policyRule `yaml:"images"`

@@ -298,7 +298,6 @@ func openArchive(ref Reference) (Source, error) {
 	return a, nil
 }
 
-// list finds the files of the archive.
 func (a *archive) list(f *os.File) error {
 	head := make([]byte, 6)
 	if n, _ := f.ReadAt(head, 0); compression(head[:n]) != "" {

@@ -354,7 +354,6 @@ func (h *Handler) cancel(w http.ResponseWriter, r *http.Request, name, id string
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// mediaType is the media type of a request, without parameters.
 func mediaType(r *http.Request) string {
 	t, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
 	return strings.ToLower(strings.TrimSpace(t))

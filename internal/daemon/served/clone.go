@@ -112,7 +112,6 @@ func (d *Disks) clones(s *Disk) (all []*Disk) {
 	return all
 }
 
-// refuseIfCloned refuses a disk that clones still need.
 func (d *Disks) refuseIfCloned(s *Disk) error {
 	var names []string
 	for _, o := range d.clones(s) {

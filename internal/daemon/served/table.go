@@ -166,7 +166,6 @@ func (t *table) drop(s *Disk) {
 	t.disks = slices.DeleteFunc(t.disks, func(o *Disk) bool { return o == s })
 }
 
-// find returns the disk with a LUN, or nil.
 func (t *table) find(lun uint16) *Disk {
 	for _, s := range t.all() {
 		if s.LUN == lun {

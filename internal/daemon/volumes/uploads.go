@@ -62,7 +62,6 @@ func (v *Volumes) expireUploads() {
 	}
 }
 
-// awaiting returns the names of the volumes that await their data.
 func (v *Volumes) awaiting() (names []string) {
 	for _, one := range v.manager.List() {
 		if one.State == api.StateAwaiting {

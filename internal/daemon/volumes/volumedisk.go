@@ -317,7 +317,6 @@ func refusal(err error) error {
 	return err
 }
 
-// volumeDisk is the open disk of a volume.
 type volumeDisk struct {
 	disks   *served.Disks
 	disk    *served.Disk

@@ -110,7 +110,6 @@ func noSource(a source.Answer, err error) (*verdict, error) {
 	return &verdict{reason: a.Reason, message: a.Message, poll: true}, nil
 }
 
-// newClaim is the claim of an identity.
 func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, class *string,
 ) *corev1.PersistentVolumeClaim {
 	mode := corev1.ReadWriteOncePod

@@ -149,7 +149,6 @@ func (r *Reconciler) sourceGone(id *v1alpha1.VMIdentity, format string, args ...
 		id.Status.Move.To, fmt.Sprintf(format, args...)).after(afterFailed)
 }
 
-// nodeProblem is the problem of a node; "": none.
 func (r *Reconciler) nodeProblem(ctx context.Context, name string) (string, error) {
 	if name == "" {
 		return "", nil

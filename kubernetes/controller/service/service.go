@@ -186,7 +186,6 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (poll b
 	return poll, err
 }
 
-// needsImage reports whether the disk of an identity needs its image.
 func (r *Reconciler) needsImage(ctx context.Context, id *v1alpha1.VMIdentity) (bool, error) {
 	claim, err := objects.Claim(ctx, r.Client, id)
 	return !(id.Spec.Population == v1alpha1.Snapshot || claim != nil &&
@@ -221,7 +220,6 @@ func ready(pod *corev1.Pod) bool {
 	return false
 }
 
-// served returns condition Served.
 func served(d *appsv1.Deployment, pod *corev1.Pod) *metav1.Condition {
 	switch {
 	case pod != nil && ready(pod) && pod.DeletionTimestamp == nil:

@@ -63,7 +63,6 @@ type persistentState struct {
 	index         map[InitiatorPort]int
 }
 
-// find returns the registration of a port, or nil.
 func (s *persistentState) find(p InitiatorPort) *registration {
 	if i, ok := s.index[p]; ok {
 		return &s.registrations[i]

@@ -31,7 +31,6 @@ type persistList struct {
 	aptpl     bool
 }
 
-// parsePersistList parses a parameter list.
 func parsePersistList(p []byte) (l persistList, err error) {
 	if len(p) != persistListLen {
 		return l, errParameterLength
@@ -64,7 +63,6 @@ func preparePersistOut(t *Task) error {
 	return nil
 }
 
-// reservationType is the TYPE field of the CDB.
 func (t *Task) reservationType() reservationType { return reservationType(t.CDB[2] & 0x0f) }
 
 // outPersist executes a PERSISTENT RESERVE OUT. It changes everything or, after an error, nothing.
