@@ -315,7 +315,7 @@ func (a *app) interruptible(parent context.Context, hangups chan<- struct{},
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	outlives := signal.Ignored(syscall.SIGHUP)
 	hadTerminal, terminals := controllingTerminal() == nil, standardTerminals()
-	if hangups != nil && pass == nil || !outlives { // the command gets SIGHUP even then
+	if hangups != nil && pass == nil || !outlives { // else a command ignores it, too
 		signal.Notify(hungUp, syscall.SIGHUP)
 	}
 	stopped := make(chan struct{})

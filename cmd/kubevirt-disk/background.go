@@ -96,7 +96,7 @@ func logsToFile() bool {
 // silent reports whether the log ends when the disks can be used.
 func (b *background) silent() bool { return b.ready != nil && !logsToFile() }
 
-// usable reports that the disks can be used, and closes the terminal.
+// usable reports that the disks can be used, and leaves the terminal.
 func (b *background) usable() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -143,7 +143,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity) (*metav
 			"ended. To export it now, take a VMIdentitySnapshot, and export a VMIdentity that "+
 			"begins from it", user), pollInterval, nil
 	}
-	// Check this first: a machine need not stop for a Job that is never allowed.
+	// Check this first: otherwise a machine could wait for a Job that is never allowed.
 	if c, err := r.refused(ctx, id, client.DryRunAll); c != nil ||
 		client.IgnoreAlreadyExists(err) != nil {
 		return c, time.Minute, err
