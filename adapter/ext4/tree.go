@@ -8,7 +8,7 @@ type entry struct {
 	next, prev uint32 // in the directory; 0: none
 	name       uint32 // in Writer.text
 	hash       uint32 // in Writer.names
-	level      uint16 // the one that made it
+	level      uint16 // number of the one that made it
 	length     uint8  // of the name
 }
 
@@ -28,7 +28,7 @@ type directory struct {
 // Entry is the result of Lookup.
 type Entry struct {
 	Inode Inode
-	Level int // the one that made the name; 0: New made it
+	Level int // number of the one that made the name; 0: New made it
 }
 
 // Lookup finds a name in a directory.

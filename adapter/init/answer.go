@@ -64,7 +64,7 @@ func routesOf(l *dhcpv4.DHCPv4, card int) (routes []*netlink.Route) {
 		if r.Router.IsUnspecified() {
 			route.Scope = netlink.SCOPE_LINK
 		} else {
-			// In a network of addresses with 32 bits, the router is not on the link.
+			// With a mask of 32 bits, the router is not on the link.
 			route.Gw, route.Flags = r.Router, int(netlink.FLAG_ONLINK)
 		}
 		routes = append(routes, route)
@@ -72,7 +72,7 @@ func routesOf(l *dhcpv4.DHCPv4, card int) (routes []*netlink.Route) {
 	return routes
 }
 
-// searchOf are the domains in which names are looked up.
+// searchOf are the domains in which names are looked up: the search list, or else the own domain.
 func searchOf(l *dhcpv4.DHCPv4) []string {
 	names := readNames(l.Options.Get(dhcpv4.OptionDNSDomainSearchList))
 	if domain := nameOf(l.DomainName()); len(names) == 0 && domain != "" {

@@ -35,7 +35,7 @@ type Reconciler struct {
 type pace struct {
 	pod      types.UID
 	after    time.Duration // until the next time
-	next     time.Time     // its time
+	next     time.Time     // the next time
 	failures int           // without an answer in between
 }
 
