@@ -41,7 +41,7 @@ type Disk interface {
 
 	// Flush makes every write, discard and zeroing that returned before it was called durable, as
 	// far as the disk promises durability (an ephemeral disk promises none). A failure is sticky:
-	// after it every Flush and write returns ErrFailed, because nobody can tell what was lost.
+	// after it every Flush and write returns ErrFailed, because it is unknown what was lost.
 	Flush() error
 
 	// Size is the capacity in bytes, a multiple of SectorSize. It may grow while the disk is
@@ -60,7 +60,7 @@ type Discarder interface {
 	Discard(ctx context.Context, off, length int64) error
 }
 
-// Zeroer is a disk that can zero a range by itself: nobody has to send the zeros.
+// Zeroer is a disk that can zero a range by itself, so that no zeros have to be sent.
 type Zeroer interface {
 	// Zero makes the range read as zeros; whether space stays allocated is up to the disk. Same
 	// concurrency and durability as WriteAt.
@@ -138,7 +138,7 @@ type Estimator interface {
 }
 
 // Far reports whether content of a disk may be far away, so that a call may wait for it. A disk
-// says so by a method Far.
+// reports it by a method Far.
 func Far(d Disk) bool {
 	far, ok := d.(interface{ Far() bool })
 	return ok && far.Far()

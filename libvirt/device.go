@@ -27,8 +27,7 @@ type Device struct {
 	IO           IO      // "": QEMU's default
 	Discard      Discard // "": DiscardUnmap
 	DetectZeroes Zeroes  // "": QEMU's default, ZeroesOff
-	// What happens on an error. "": QEMU's default, which stops on full storage and reports the
-	// rest.
+	// The action on an error. "": QEMU's default, which stops on full storage and reports the rest.
 	ErrorPolicy ErrorPolicy
 	// The policy for reads, if it differs. "": as ErrorPolicy. ErrorNoSpace is not allowed.
 	ReadErrorPolicy ErrorPolicy

@@ -31,7 +31,7 @@ type conn struct {
 	// certified says that the name comes from the client's certificate
 	certified bool
 	enlisted  bool // the connection is counted in Server.named
-	accepted  bool // the observer was told of the login
+	accepted  bool // the observer has got the event of the login
 	since     time.Time
 
 	structured, extended bool
@@ -45,7 +45,7 @@ type conn struct {
 	role    *serving.Reader
 	late    *serving.Late[lateRequest]
 	lates   atomic.Int32  // goroutines that execute postponed requests
-	beside  atomic.Int32  // goroutines that execute a request beside the reader
+	beside  atomic.Int32  // goroutines that execute a request in addition to the reader
 	far     *Remote       // the disk, if another server has it
 	share   *memory.Share // the client's share
 

@@ -50,7 +50,7 @@ type handshake struct {
 	snapshots       []disk.Snapshot // the snapshots of contextBitmap and the next ones
 	session         string          // the session that SET_META_CONTEXT has chosen; "": none
 	migrationTarget bool            // the client is the target of a live migration
-	diskInfo        diskInfo        // what the client was told of the disk
+	diskInfo        diskInfo        // the description that the client has got
 }
 
 // errOptionAbort says that the client has ended the negotiation by NBD_OPT_ABORT.
@@ -465,7 +465,7 @@ func (h *handshake) flags(d *serving.Disk) uint16 {
 	f := uint16(flagHasFlags | flagSendFlush | flagSendFUA | flagSendZeroes | flagSendCache |
 		flagSendFastZero)
 	if h.c.certified || h.c.Process != 0 || !d.Exclusive() {
-		f |= flagMultiConn // otherwise nobody knows whether two connections are of one client
+		f |= flagMultiConn // otherwise it is unknown whether two connections are of one client
 	}
 	if d.Protected() {
 		f |= flagReadOnly

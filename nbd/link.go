@@ -63,7 +63,7 @@ type call struct {
 
 	// filling and abandoned are guarded by link.mu.
 	filling   bool // the receiver is writing to data
-	abandoned bool // nobody waits for the result, and data must not be used
+	abandoned bool // no caller waits for the result, and data must not be used
 }
 
 // newCall makes a request. data may be nil.
@@ -116,7 +116,7 @@ func (f *freeCalls) putBack(c *call) {
 // link is a connection of a client after the handshake. Any number of goroutines may make calls.
 // One goroutine, receive, receives the replies, and only it ends calls.
 //
-//	do: queue ──► the caller that finds nobody sending sends all of it ──► server
+//	do: queue ──► a caller that finds no other sender sends all of it ──► server
 //	calls ◄── receive ◄── server
 type link struct {
 	greeting

@@ -428,7 +428,7 @@ func (r *Remote) diskError(c *call, err error) error {
 		r.noteWhy(err)
 		return fmt.Errorf("%w: %w", disk.ErrNotNow, r.explain(err))
 	}
-	if c.command == cmdFlush && reply.code != eNoSpace { // nobody knows what was lost
+	if c.command == cmdFlush && reply.code != eNoSpace { // it is unknown what was lost
 		return r.broken(err)
 	}
 	switch reply.code {

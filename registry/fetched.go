@@ -75,7 +75,7 @@ func (s *Stream) fetchedBefore() bool {
 var errGone = errors.New("the fetched image was removed")
 
 // fetch fetches and verifies the disks of the image, unless a process has done so before. why is
-// told to a person, because this takes long.
+// reported to a person, because this takes long.
 func (s *Stream) fetch(ctx context.Context, why string) (*fetchedImage, error) {
 	for {
 		f, err := s.fetchOnce(ctx, why)

@@ -36,7 +36,7 @@ type keptSource struct {
 	admitted bool
 }
 
-// newKeptSource opens the directory, and makes it if it is missing. It may be beside a disk, where
+// newKeptSource opens the directory, and makes it if it is missing. It may be next to a disk, where
 // others can put a link in its place: a link is refused.
 func newKeptSource(src transport.Source, dir string) (*keptSource, error) {
 	above := filepath.Dir(dir)

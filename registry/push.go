@@ -178,7 +178,7 @@ func (p *pusher) validate(ctx context.Context, files []string) error {
 		if info.Compression == "" {
 			f.compress = p.opt.Compress
 		}
-		// Nobody serves such a file as it is.
+		// Such a file is never served unchanged.
 		foreign := image.IsForeign(info.Format) || info.LooksLike != ""
 		if info.Format == image.FormatRaw || foreign {
 			f.compress = cmp.Or(f.compress, p.opt.CompressRaw)

@@ -96,8 +96,8 @@ type Disk struct {
 	kept atomic.Pointer[Peer]
 	// unkept is the owner that could not be stored, or nil; written under handing
 	unkept atomic.Pointer[unkept]
-	// handover says who is admitted beside the owner, and who is fenced. Never nil; written under
-	// handing and Disks.mu.
+	// handover says who is admitted in addition to the owner, and who is fenced. Never nil; written
+	// under handing and Disks.mu.
 	handover atomic.Pointer[handoverState]
 
 	troubles

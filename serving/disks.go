@@ -45,7 +45,7 @@ const (
 type Disks struct {
 	// Memory limits the bytes that all front ends together hold for their peers.
 	Memory *memory.Pool
-	// Observer is told by all front ends what happens. Never nil.
+	// Observer gets the events of all front ends. Never nil.
 	Observer Observer
 
 	log             *zap.Logger

@@ -74,7 +74,7 @@ func (c *Client) ClaimFor(d *Disk, write bool) bool {
 	return err == nil
 }
 
-// looksOn reports whether the client may read beside the owner that it will supersede.
+// looksOn reports whether the client may read together with the owner that it will supersede.
 func (c *Client) looksOn(d *Disk) bool {
 	owner := d.owner.Load()
 	return c.who.MigrationTarget && owner != nil && sameName(owner.name, c.peer.name) &&

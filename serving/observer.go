@@ -25,8 +25,8 @@ func (o Operation) String() string {
 	return "operation " + strconv.Itoa(int(o))
 }
 
-// Observer is told by the front ends what happens. Many goroutines call its methods from the
-// request path, so they must not block.
+// Observer gets the events of the front ends. Many goroutines call its methods from the request
+// path, so they must not block.
 type Observer interface {
 	LoginAccepted(LoginEvent)
 	LoginRefused(LoginEvent)

@@ -36,7 +36,7 @@ type Line interface {
 	AwaitRequests()
 }
 
-// Who says who a client is.
+// Who identifies a client.
 type Who struct {
 	Name string
 	// Incarnation tells the client from others of its name, in letters and digits; "": none.

@@ -238,7 +238,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	if sess.nexus != nil {
 		sess.nexus.SetLine(c)
 	}
-	// If the peer is gone, the reader ends the session, which counts as a session all the same.
+	// If the peer is gone, the reader ends the session, which still counts as a session.
 	if err := d.answer(req, resp, sess.tsih); err != nil {
 		c.fail(err)
 	}

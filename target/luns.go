@@ -43,7 +43,7 @@ func (f front) Added(d *serving.Disk) error {
 // (05/25/00). So do commands under way, except those whose disk call ends now. A command that waits
 // for data ends when its data has come, as RFC 7143 11.4.2 requires. A command that hangs in the
 // disk ends at once. The LUN's reservations and other state of its initiators end with it.
-// Initiators are told as by Added.
+// Initiators are notified as by Added.
 func (f front) Removed(d *serving.Disk) {
 	s := f.Server
 	tell, taken := s.device.Drop(d)

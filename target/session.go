@@ -170,7 +170,7 @@ func (s *session) admit(cmdSN uint32, immediate bool) admission {
 	switch {
 	case immediate:
 		// An immediate PDU carries the number of the next command but does not use it up. If it has
-		// another number, it is executed all the same: the number means nothing.
+		// another number, it is executed anyway: the number has no meaning.
 		return admitNow
 	case pdu.SNLess(limit, cmdSN):
 		return admitNever // the window is closed

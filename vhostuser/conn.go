@@ -38,13 +38,13 @@ type conn struct {
 	at       *export
 	disk     *serving.Disk
 	since    time.Time
-	accepted bool          // the observer was told of the login
+	accepted bool          // the observer has got the event of the login
 	gone     chan struct{} // closed when another connection may use the export
 
 	client *serving.Client // nil: the connection was refused
 	share  *memory.Share
 
-	// What the front end has set; only the message loop uses it.
+	// Settings of the front end; only the message loop uses them.
 
 	features, protocol uint64
 	table              *table

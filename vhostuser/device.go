@@ -183,7 +183,7 @@ func (c *conn) setFeatures(m *message) error {
 	if err != nil {
 		return err
 	}
-	// The write protection may have changed since the guest was told.
+	// The write protection may have changed since the guest's last notice.
 	known := c.offered() | featureReadOnly | featureDiscard | featureWriteZeroes
 	if extra := n &^ known; extra != 0 {
 		return fmt.Errorf("the client wants features that were not offered: %#x", extra)

@@ -75,7 +75,7 @@ func (m *Manager) endFetch(v *volume, f *fetching) error {
 	if err == nil {
 		return nil
 	}
-	// Nobody has used the disk yet. So first change the record, which says that the disk was made.
+	// The disk is unused so far. So first change the record, which says that the disk was made.
 	r := v.record
 	r.State = store.StateFilling
 	if setErr := m.set(v, r); setErr != nil {

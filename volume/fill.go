@@ -31,7 +31,7 @@ type Upload struct {
 }
 
 // Fill begins an upload. Each volume takes one at a time. The caller puts the data into Disk, or
-// into a file beside it, calls Complete, and always calls Release. With mayMake, Fill makes a
+// into a file next to it, calls Complete, and always calls Release. With mayMake, Fill makes a
 // missing volume. Then made is true, and the upload is for that volume only, not for a later one of
 // the same name.
 func (m *Manager) Fill(ctx context.Context, name string, mayMake bool) (u *Upload, made bool,
@@ -156,8 +156,8 @@ func (u *Upload) progress() *api.Progress {
 }
 
 // Complete makes the volume from the data, and serves it. With image "", the file Disk is the disk,
-// and the caller has brought all of it to storage. Otherwise image is the path of a file beside it,
-// which is removed when the disk has copied all of it. After an error the volume is as empty as
+// and the caller has brought all of it to storage. Otherwise image is the path of a file next to
+// it, which is removed when the disk has copied all of it. After an error the volume is as empty as
 // before: all Files are removed. With api.CodeUnavailable they stay: the server stops, or storage
 // may say that the volume has its data.
 func (u *Upload) Complete(ctx context.Context, image string) error {

@@ -116,7 +116,7 @@ func (b *background) usable() error {
 	defer null.Close()
 	for fd := range 3 {
 		if fd == 2 && logsToFile() {
-			continue // nobody waits for its end
+			continue // this process does not wait for its end
 		}
 		if err := unix.Dup3(int(null.Fd()), fd, 0); err != nil {
 			return err

@@ -14,7 +14,7 @@ import (
 //	           36 its size  44 entries of a grain table  56 grain directory  64 where grains begin
 //	           73 line ends  77 compression
 //	directory  where the grain tables are, each of 512 entries; 0: there is none
-//	table      where the grains are; 0: nowhere; 1: zeros, if a flag says so
+//	table      where the grains are; 0: nowhere; 1: zeros, if a flag is set
 //
 // All tables lie before the grains.
 const (

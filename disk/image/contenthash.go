@@ -59,7 +59,7 @@ func newHash(s Source) *Hash {
 	return &Hash{bytes: s, size: s.Size(), noMore: make(chan struct{})}
 }
 
-// run returns the hash. That many workers, with slots of s, read the chunks that nobody offers. A
+// run returns the hash. That many workers, with slots of s, read the chunks that are not offered. A
 // far source gets more workers, with slots of their own, since they mostly wait. After an error run
 // can be called again, and goes on. Its errors are those of unread, or ctx's.
 func (c *Hash) run(ctx context.Context, workers int, s *slots.Slots) (string, error) {

@@ -40,7 +40,7 @@ const (
 	SourceContent FormatSource = "content"
 	// SourceServed means that the file was served raw, so a guest may have written its content.
 	SourceServed FormatSource = "served"
-	// SourceTold means that Options.Formats says so.
+	// SourceTold means that it comes from Options.Formats.
 	SourceTold FormatSource = "told"
 	// SourceDevice means that the file is a block device. A guest may have written its content.
 	SourceDevice FormatSource = "device"
@@ -163,7 +163,7 @@ func (m *magic) match(head, tail []byte) bool {
 }
 
 // detect recognises a file by its first headSize bytes and its last tailSize bytes. It returns nil
-// for content without a magic. Such a file is a raw disk if its name says so.
+// for content without a magic. Such a file is a raw disk by its name.
 func detect(head, tail []byte) *magic {
 	for i := range magics {
 		if magics[i].match(head, tail) {
@@ -358,9 +358,9 @@ func HasRawExtension(name string) bool {
 	return slices.Contains(rawExtensions, strings.ToLower(path.Ext(name)))
 }
 
-// PassOver reports whether a file that lies beside disks is not meant as a disk: an empty file such
-// as .keep, or a hidden file that is neither qcow2 nor named like a raw disk. An empty file with
-// the name of a disk counts as one: somebody expects a disk there.
+// PassOver reports whether a file next to disks is not meant as a disk: an empty file such as
+// .keep, or a hidden file that is neither qcow2 nor named like a raw disk. An empty file with the
+// name of a disk counts as one: a disk is expected there.
 func PassOver(name string, size int64, isQcow2 bool) bool {
 	base := path.Base(name)
 	if strings.HasPrefix(base, ".") {
@@ -382,7 +382,7 @@ func looksLikeText(head []byte) bool {
 	})
 }
 
-// everySecond removes the zero bytes that a text in UTF-16 has beside Latin characters.
+// everySecond removes the zero bytes that follow or precede Latin characters in a text in UTF-16.
 func everySecond(head []byte) (text []byte) {
 	for i := 2; i+1 < len(head); i += 2 {
 		if head[i] != 0 {

@@ -189,8 +189,8 @@ func (f *Filling) Drain() error {
 	return nil
 }
 
-// Sync makes durable what was in the file before the call. After an error nobody knows what storage
-// has: the content is lost.
+// Sync makes durable what was in the file before the call. After an error it is unknown what
+// storage has: the content is lost.
 func (f *Filling) Sync() error {
 	err := osfile.Call(f.to.file, unix.Fdatasync)
 	if err != nil {

@@ -102,15 +102,15 @@ func Open(path string, opt Options) (*Image, error) {
 	return img, err
 }
 
-// LayersSuffix ends the name of the record of a disk's layers, which lies beside the disk's file.
+// LayersSuffix ends the name of the record of a disk's layers, which is next to the disk's file.
 const LayersSuffix = ".layers"
 
-// StateSuffix ends the name of the state of a persistent disk, which also lies beside the disk's
+// StateSuffix ends the name of the state of a persistent disk, which is also next to the disk's
 // file.
 const StateSuffix = ".state"
 
 // MapSuffixes end the names of the maps of a disk that needs its image: of the live one, and of the
-// durable one. They also lie beside the disk's file.
+// durable one. They are also next to the disk's file.
 var MapSuffixes = []string{".live", ".map"}
 
 // UnitInfix is a part of a directory's name: the name of a disk's file, UnitInfix, the identifier

@@ -56,7 +56,7 @@ func (p *Progress) end() chan struct{} {
 	return p.ended
 }
 
-// GiveUp says that nobody copies any more.
+// GiveUp ends the copying.
 func (p *Progress) GiveUp() { p.ending.Do(func() { close(p.end()) }) }
 
 // Waiting tells whether the copying waits for space. The disk is still served.

@@ -18,8 +18,8 @@ import (
 // ScanDir opens and validates every image of a directory, in natural order: disk2 comes before
 // disk10.
 //
-// Every file counts, even a hidden one. Otherwise a file could lie there that is not served, and
-// nobody would notice. The exception is PassOver; ScanDir calls Options.PassedOver for such files.
+// Every file counts, even a hidden one. Otherwise a file could lie there that is not served, and it
+// would not be noticed. The exception is PassOver; ScanDir calls Options.PassedOver for such files.
 // Subdirectories are not searched: they may hold backing files, and file systems have a lost+found.
 // A backing file of another image is not an image of its own and may have any name.
 //

@@ -19,7 +19,7 @@ import (
 // A file that was once served raw stays raw. A guest owns the content, and may write data that
 // looks like another format. So the file gets a mark, an extended attribute. The attribute survives
 // a rename, and a file that replaces this one does not have it. If the file system has no
-// attributes, the mark is an empty file in a subdirectory beside the file. Its name is the file's
+// attributes, the mark is an empty file in a subdirectory next to the file. Its name is the file's
 // identity.
 const (
 	rawAttribute = "user.kubevirt-disk.format"

@@ -142,7 +142,7 @@ func (s *fileSource) WillRead(off, length int64) {
 	_ = unix.Fadvise(int(s.file.Fd()), off, length, unix.FADV_WILLNEED)
 }
 
-// ErrChanged says that somebody has written to a file.
+// ErrChanged says that a file was written.
 var ErrChanged = errors.New("was changed while it was read; start again when nothing writes to it")
 
 func (s *fileSource) Check() error {

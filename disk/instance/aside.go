@@ -42,7 +42,7 @@ func ParseLeftovers(s string) (Leftovers, error) {
 // the files of one disk that was set aside, under their usual names.
 const asidePrefix = "aside-"
 
-// howToRemove is advice about a disk that is kept although nobody serves it.
+// howToRemove is advice about a disk that is kept but not served.
 const howToRemove = "remove that directory, or start once with --leftovers=remove"
 
 // asides are the directories of the disks that were set aside, the latest first.

@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/disk/overlay"
 )
 
-// background is the work beside an overlay in use, in two goroutines. One, identify, reads the
+// background is the work during the use of an overlay, in two goroutines. One, identify, reads the
 // image once, so that the next start recognises it. The other, run, copies the image in mode clone
 // until the disk no longer needs it. Their rules:
 //
@@ -46,7 +46,7 @@ type background struct {
 	done     sync.WaitGroup
 	settled  chan struct{} // closed by settle
 	settling sync.Once
-	unproven error // why nobody knows whether the image is right; set when settled is closed
+	unproven error // why it is unknown whether the image is right; set when settled is closed
 
 	// identify uses these until it ends, then complete.
 	state   *state
@@ -125,7 +125,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	identity.Go(func() {
 		err := b.compare(ctx)
 		if errors.Is(err, disk.ErrWrongContent) {
-			cancel(err) // nobody needs the copy
+			cancel(err) // the copy is not needed
 		}
 		if err != nil || !b.img.Unverified() {
 			err = b.settle(err)
@@ -193,7 +193,7 @@ func (b *background) verifyBeside(ctx context.Context) error {
 }
 
 // settle ends Instance.Settled, which callers wait for before they make something of the disk, such
-// as a snapshot. err says what is wrong with the image, or why nobody can tell before the next
+// as a snapshot. err says what is wrong with the image, or why this is unknown until the next
 // start. settle returns err.
 func (b *background) settle(err error) error {
 	b.settling.Do(func() {

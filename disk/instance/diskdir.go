@@ -259,7 +259,7 @@ func (d *diskDir) remains() (bool, error) {
 	return part != "", err
 }
 
-// leftover returns a file that a disk has beside its own file and its state. "": there is none.
+// leftover returns a file of a disk other than its own file and its state. "": there is none.
 func (d *diskDir) leftover(withoutMaps bool) (name string, err error) {
 	entries, err := os.ReadDir(d.path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -258,7 +258,7 @@ func (h Homes) recall(name string) (*home, error) {
 	return known, nil
 }
 
-// remember stores the record of a disk's home. It is on storage even if nobody flushes the disk:
+// remember stores the record of a disk's home. It is on storage even if the disk is never flushed:
 // half of a record would end every start after a power cut.
 func (h Homes) remember(name string, now home, known *home) error {
 	if known != nil && *known == now {

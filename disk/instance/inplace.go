@@ -145,8 +145,8 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 	if readOnly {
 		return file, true, nil
 	}
-	// If this fails, serve the disk all the same. If the guest writes a header, the next start may
-	// not recognise the disk, but it does not follow the header to another file.
+	// If this fails, serve the disk anyway. If the guest writes a header, the next start may not
+	// recognise the disk, but it does not follow the header to another file.
 	if err := o.img.RememberRaw(file); err != nil {
 		o.log.Warn("cannot remember with the file that the disk is raw: say so by \"format: "+
 			"raw\" for it under \"disks\" in the configuration file, or a later start goes by "+

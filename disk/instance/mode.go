@@ -13,7 +13,7 @@ type CopyMode string
 const (
 	// CopyNone serves a raw file in place: the guest's writes are in the image file.
 	CopyNone CopyMode = "none"
-	// CopyOnWrite keeps the guest's writes beside the image.
+	// CopyOnWrite keeps the guest's writes in a file other than the image.
 	CopyOnWrite CopyMode = "copy-on-write"
 	// CopyOnRead keeps the guest's writes, and the image's data that the guest has read.
 	CopyOnRead CopyMode = "copy-on-read"

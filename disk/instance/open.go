@@ -171,7 +171,7 @@ func Open(ctx context.Context, img *image.Image, opt Options) (*Instance, error)
 		return inst.end()
 	})
 	if inst.copies == nil && img != nil {
-		// Nobody reads the image any more.
+		// The image is not read any more.
 		if err := img.Close(); err != nil {
 			o.log.Warn("closing the image failed", zap.Error(err))
 		}
@@ -287,7 +287,7 @@ func (o *opening) durable() bool { return o.dir.persistent || o.opt.Durable }
 // owner returns the owner for the state.
 func (o *opening) owner() string {
 	if o.dir.persistent {
-		return "" // nobody sweeps it, and it may go to another machine
+		return "" // it is not swept, and it may go to another machine
 	}
 	return o.opt.Owner
 }

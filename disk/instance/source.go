@@ -9,7 +9,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// Source has the bytes of an image that is another disk, which nobody changes. Closing it closes
+// Source has the bytes of an image that is another disk, which does not change. Closing it closes
 // that disk.
 type Source struct {
 	disk.Disk
@@ -31,7 +31,7 @@ func (s *Source) Verify(context.Context) error { return nil }
 
 // Settled waits until the two descriptions of the disk's image were compared, and until the image
 // was verified if it is served before that. The error is disk.ErrWrongContent if the image is
-// wrong, ctx's, or says why nobody can tell before the next start.
+// wrong, ctx's, or says why this is unknown until the next start.
 func (i *Instance) Settled(ctx context.Context) error {
 	if i.copies == nil {
 		return nil

@@ -50,7 +50,7 @@ func (o *Disk) flushFile() error {
 	return o.judge(o.file.Flush())
 }
 
-// checkpoint makes the data durable, and then the map. After ErrFailed nobody knows what is lost.
+// checkpoint makes the data durable, and then the map. After ErrFailed it is unknown what is lost.
 func (o *Disk) checkpoint() error {
 	saved := false
 	err := o.maps.takeDirty(checkpointPages, func(pages []int64) error {

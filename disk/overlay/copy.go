@@ -32,7 +32,7 @@ type CopyOptions struct {
 // guest is active, and the writer should not slow it down.
 type OpenWriter func(busy func() bool) (w *rawfile.Writer, done func())
 
-// Progress is told how the copying goes. Any number of goroutines call it.
+// Progress gets reports of the copying. Any number of goroutines call it.
 type Progress interface {
 	// Wait says that the copying begins to wait for space, or goes on.
 	Wait(scarce bool)

@@ -77,7 +77,7 @@ type hydration struct {
 	writer   OpenWriter // nil: use out
 	out      chunkWriter
 	unsaved  atomic.Int64 // bytes that were copied since the last checkpoint
-	helpers  atomic.Int32 // workers beside the leader
+	helpers  atomic.Int32 // workers in addition to the leader
 	paused   atomic.Bool  // there is no space
 
 	far      bool         // the image is far away

@@ -72,7 +72,7 @@ func (o *Disk) store(p []byte, off int64, write func(p []byte, off int64) error)
 }
 
 // giveBack frees the space of blocks that are not marked. The space left on a full volume is for
-// the guest, and for the small files beside the disk. If it fails, copying only takes longer.
+// the guest, and for the small files next to the disk. If it fails, copying only takes longer.
 func (o *Disk) giveBack(first, last int64) {
 	held := o.locks.lock(first, last)
 	defer o.locks.unlock(held)

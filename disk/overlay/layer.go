@@ -34,7 +34,7 @@ func (noImage) Extent(_ context.Context, _, length int64) (disk.Extent, error) {
 }
 
 // NewLayer puts a file above the first bytes of another disk, as many as the map was made for.
-// Nobody changes those bytes any more. All content behind them is the file's own. All layers of a
+// Those bytes do not change any more. All content behind them is the file's own. All layers of a
 // disk share a guest watch and a trail, and fail together. m was begun with BeginLayer, and the
 // layer closes it.
 func NewLayer(file File, lower *Disk, m *Map, opt Options) *Disk {
@@ -127,7 +127,7 @@ func (o *Disk) Settle() error {
 	return nil
 }
 
-// Retire closes the files of a layer whose content nobody needs any more. Calls that still read it
+// Retire closes the files of a layer whose content is not needed any more. Calls that still read it
 // fail, and a Stack makes them again.
 func (o *Disk) Retire() error {
 	o.flushMu.Lock()

@@ -16,8 +16,8 @@ import (
 )
 
 // A map file says which blocks of an image the disk's own file has. It begins with a header, and a
-// page of the map follows in each 4 KiB. Numbers are little-endian. What is not drawn is zero, and
-// what was never written is a hole of the file.
+// page of the map follows in each 4 KiB. Numbers are little-endian. Bytes that are not drawn are
+// zero, and what was never written is a hole of the file.
 //
 //	    0 +--------------------------------------------------+
 //	      | magic "KVDMAP1\n"                                |

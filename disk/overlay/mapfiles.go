@@ -67,9 +67,9 @@ func (m *Map) Close() error { return m.files.close() }
 func (m *Map) load() error {
 	if m.opt.WasDurable {
 		// An earlier process may have been killed before it synced its writes, or its sync may have
-		// failed. These pages can be read here all the same. After a failed sync the kernel takes
-		// them for clean, and the next sync would report success. Only pages that are written again
-		// reach storage.
+		// failed. These pages can still be read here. After a failed sync the kernel takes them for
+		// clean, and the next sync would report success. Only pages that are written again reach
+		// storage.
 		durable, err := mergeMap(m.opt.Durable, m.header, m.blocks, func(page int64, stored bool) {
 			if stored {
 				m.files.taint(page)
@@ -81,7 +81,7 @@ func (m *Map) load() error {
 		m.files.durable = durable
 	}
 	if m.opt.Boot == "" && m.opt.WasDurable {
-		return nil // without the boot, nobody can say whether the live file is right
+		return nil // without the boot, it is unknown whether the live file is right
 	}
 	current := m.current
 	if !m.opt.WasDurable {

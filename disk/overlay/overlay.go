@@ -23,7 +23,7 @@ type Image interface {
 	// image does not store. Extent waits like ReadAt.
 	Extent(ctx context.Context, off, length int64) (disk.Extent, error)
 	// Parallel is how many reads are worth having under way at once. 1 means that the image is near
-	// and nobody waits for it.
+	// and no caller waits for it.
 	Parallel() int
 }
 
@@ -36,9 +36,9 @@ type File interface {
 }
 
 // Disk is a disk above a read-only image, or a layer above another Disk (NewLayer). The content of
-// a block is in the image, or the layer below, until somebody changes or copies the block; then it
-// is in the disk's own file. It implements disk.Disk, Discarder, Zeroer, Extenter, Layered,
-// Estimator, Accountant and Mapper.
+// a block is in the image, or the layer below, until the block is changed or copied; then it is in
+// the disk's own file. It implements disk.Disk, Discarder, Zeroer, Extenter, Layered, Estimator,
+// Accountant and Mapper.
 //
 // Invariant: a block is marked in the map only after its whole content is in the file, and is never
 // unmarked. So a marked block needs no lock. The file's content below an unmarked block, of a
@@ -75,7 +75,7 @@ type Disk struct {
 	settled atomic.Bool  // the layer is frozen, and was flushed since
 
 	flushMu sync.Mutex     // one checkpoint at a time
-	retired bool           // guarded by flushMu; nobody needs the layer any more
+	retired bool           // guarded by flushMu; the layer is not needed any more
 	watch   *guestWatch    // shared with all layers
 	trail   *rawfile.Trail // of the guest; shared with all layers
 }
@@ -145,9 +145,9 @@ func blocksOf(size int64) int64 {
 // number of bytes of the other blocks.
 //
 // The marks are saved, although the image seems to say the same at each start. But a raw file may
-// have a hole today, and stored zeros once somebody has copied it. A write of the guest to such a
-// block would be lost if the next start took the block for unmarked. An existing disk gets no new
-// marks: a lost write may have left data in the file below an unmarked block.
+// have a hole today, and stored zeros once it is copied. A write of the guest to such a block would
+// be lost if the next start took the block for unmarked. An existing disk gets no new marks: a lost
+// write may have left data in the file below an unmarked block.
 func markHoles(ctx context.Context, base Image, m *blockMap, fresh bool) (stored int64,
 	err error) {
 	// hole: where the current hole begins
@@ -400,7 +400,7 @@ func (o *Disk) dropMaps() error {
 }
 
 // Condemn makes every later read and write fail: the content of the image was found to be wrong,
-// and nobody can tell what the guest has made of it. err says what is wrong.
+// and it is unknown what the guest has made of it. err says what is wrong.
 func (o *Disk) Condemn(err error) { o.fate.wrong.CompareAndSwap(nil, &err) }
 
 // condemned returns why a range cannot be used, or nil.

@@ -60,7 +60,7 @@ func (o *Disk) inImage(off, length int64) int64 {
 }
 
 // addBelow adds content of the layers below to a cell that begins at off. They have that many bytes
-// of the cell. Nobody knows which bytes, so it adds them in proportion.
+// of the cell. It is unknown which bytes, so it adds them in proportion.
 func addBelow(c *disk.Cell, lower *disk.Map, off, bytes int64) {
 	if bytes == 0 {
 		return

@@ -14,7 +14,7 @@ import (
 const recordVersion = 1
 
 // Record says which layers a disk has above its bottom, and which snapshots use them. It is a file
-// beside the disk, JSON in the same form as the disk's state. A disk without a record has only its
+// next to the disk, JSON in the same form as the disk's state. A disk without a record has only its
 // bottom.
 //
 //	{"version": 1,

@@ -20,9 +20,10 @@ import (
 	"kubevirt.io/disk/internal/words"
 )
 
-// makeFile makes the file. A reflink is best: it shares the image's space until somebody writes. A
-// hard link is the image's own file: a write to it would change the image for everybody, and its
-// owner and mode cannot be set for QEMU. So it is made only for a file that nobody writes.
+// makeFile makes the file. A reflink is best: it shares the image's space until one of them is
+// written. A hard link is the image's own file: a write to it would change the image for everybody,
+// and its owner and mode cannot be set for QEMU. So it is made only for a file that is never
+// written.
 func (p *providing) makeFile(ctx context.Context, r record) error {
 	if len(p.img.Info().BackingChain) > 0 {
 		return p.convert(ctx, r)

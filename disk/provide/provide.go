@@ -25,8 +25,7 @@ type Options struct {
 	// To is the path of the file without its extension. The extension is .qcow2 for a qcow2 image
 	// without backing files, and otherwise .raw. The directory is made if it is missing.
 	To string
-	// ReadOnly says that nobody writes to the file. Then the file may be a hard link to the
-	// image's.
+	// ReadOnly: the file is never written. Then the file may be a hard link to the image's.
 	ReadOnly bool
 	Log      *zap.Logger     // nil: none
 	Progress *image.Progress // nil: unused
@@ -89,7 +88,7 @@ func Provide(ctx context.Context, img *image.Image, opt Options) (*File, error) 
 	return p.file, nil
 }
 
-// claim locks the file itself for as long as it is provided. So nobody takes it for an image while
+// claim locks the file itself for as long as it is provided. So no run takes it for an image while
 // a machine writes to it, serves it in place, or replaces it.
 func (p *providing) claim() error {
 	how := unix.LOCK_EX
@@ -99,7 +98,7 @@ func (p *providing) claim() error {
 	return durable.HoldFile(p.file.file, p.path, how)
 }
 
-// hidden is the path of another file of this package, beside the provided one.
+// hidden is the path of another file of this package, next to the provided one.
 func (p *providing) hidden(suffix string) string {
 	return filepath.Join(p.dir, "."+p.base+suffix)
 }
@@ -175,8 +174,7 @@ func (p *providing) keepOrMake(ctx context.Context) error {
 	return nil
 }
 
-// foreign is the error for a file that is in the place of the one to make, and that nobody here
-// made.
+// foreign is the error for an existing file at the path that no earlier run made.
 func (p *providing) foreign() error {
 	return fmt.Errorf("%q exists already, and this program has not made it: remove it, or choose "+
 		"another path", p.path)
@@ -235,7 +233,7 @@ func (f *File) Gone() (bool, error) {
 	return err == nil && !there, err
 }
 
-// Remove removes the file and the files beside it, unless the file was replaced.
+// Remove removes the file and the files next to it, unless the file was replaced.
 func (f *File) Remove() error {
 	gone, err := f.Gone()
 	if err == nil && !gone {

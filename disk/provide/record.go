@@ -15,14 +15,13 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// record says what one run has made, for the next one. It lies beside the file, and is there before
+// record says what one run has made, for the next one. It is next to the file, and is there before
 // the file gets its name.
 type record struct {
 	File     string `json:"file"`     // name
 	Instance string `json:"instance"` // tells the file from another one of that name
 	Image    string `json:"image"`    // which image it was made of
-	// ReadOnly: nobody writes to the file, which may be an image's own; its mode is set
-	// accordingly.
+	// ReadOnly: the file is never written. It may be an image's own; its mode is set accordingly.
 	ReadOnly bool `json:"read_only,omitempty"`
 }
 

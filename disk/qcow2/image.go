@@ -27,7 +27,7 @@ type Options struct {
 // call it.
 type Reader interface {
 	// ReadAt fills p, or returns an error and how many bytes it has read, as an io.ReaderAt does.
-	// It waits for far content until ctx ends. Its error then says so.
+	// It waits for far content until ctx ends. Its error is then that of ctx.
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 }
 

@@ -60,7 +60,7 @@ func (w *writer) walk(ctx context.Context) error {
 				p.off = off &^ (w.clusterSize() - 1)
 			}
 			stop := min(end, (off/w.unit+1)*w.unit)
-			// What is stored must depend on the content alone, so whole clusters are read, with
+			// The stored data must depend on the content alone, so whole clusters are read, with
 			// their holes.
 			p.length = min(w.roundUp(stop), w.size) - p.off
 			data += stop - off

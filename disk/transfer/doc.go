@@ -13,5 +13,5 @@
 // only on its own volume, and is not sent. The disk is then as after a crash of the machine.
 //
 // Serve and Fetch connect both sides by TLS 1.3, with a key that each side makes of one secret. A
-// client that does not know the secret is told nothing.
+// client that does not know the secret gets no data.
 package transfer

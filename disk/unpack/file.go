@@ -17,7 +17,7 @@ import (
 )
 
 // File is a wrapped file of this machine. It is opened once, so its path may lead elsewhere later.
-// It is locked (flock, shared) until Close, so that nobody replaces it while it is read.
+// It is locked (flock, shared) until Close, so that it is not replaced while it is read.
 type File struct {
 	Path   string
 	Name   string // of the disk: see Content
@@ -113,7 +113,7 @@ func (f *File) Write(ctx context.Context, to *image.Destination, opt image.Arriv
 }
 
 // Scratch writes the disk's file as it is, raw or qcow2, to a file without a name in os.TempDir. If
-// it is a raw disk, it returns a name that says so.
+// it is a raw disk, it returns a name of a raw disk.
 func (f *File) Scratch(ctx context.Context, opt image.Options, count func(n int)) (*os.File,
 	error) {
 	to, err := image.Scratch(os.TempDir())

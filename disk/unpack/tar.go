@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// maxBeside is how many bytes of other files may lie beside the disk in an archive.
+	// maxBeside is how many bytes of other files an archive may have in addition to the disk.
 	maxBeside = 64 << 20
 	// maxFiles is how many files an archive may have. With more, it is one of a file system.
 	maxFiles = 1024
@@ -225,8 +225,7 @@ func (a *archive) kindOf(h *tar.Header) (kind, *member, error) {
 
 // IsDisk reports whether a file in an archive is a disk, and not a file that publishers put beside
 // a disk, such as a text or a signature. head is the file's beginning, as for image.Detect. A file
-// of no known format is a raw disk if its name says so, or if its size can be a disk's. size -1 is
-// unknown.
+// of no known format is a raw disk by its name, or if its size can be a disk's. size -1 is unknown.
 func IsDisk(name string, head []byte, size int64) bool {
 	base := path.Base(name)
 	f, err := image.Detect(base, head)

@@ -24,7 +24,7 @@ func OpenOfDaemon(ctx context.Context, daemon control.Client, name, snapshot str
 			return nil, explain(err)
 		}
 		end = func() error {
-			// Also after an interruption: nobody else may know of the snapshot.
+			// Also after an interruption: no other program may know of the snapshot.
 			_, err := daemon.Snapshot(context.WithoutCancel(ctx), status.SnapshotRequest{
 				Action: status.SnapshotDelete, Disks: []string{name}, Name: snapshot})
 			if err != nil {
@@ -60,7 +60,7 @@ func OpenExport(ctx context.Context, address, export string) (*Disk, error) {
 	return &Disk{Name: export, content: exported{r}, close: r.Close}, nil
 }
 
-// exported is an export to which nobody else writes while it is open. So it has extents.
+// exported is an export that has no other writer while it is open. So it has extents.
 type exported struct{ *nbd.Remote }
 
 var _ disk.Extenter = exported{}

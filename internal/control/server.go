@@ -54,8 +54,8 @@ func New(state func() status.Status, log *zap.Logger) *Server {
 }
 
 // Begin makes the server answer for disks in use, the sessions of a target, and snapshots. It
-// resumes the handovers that were open when the daemon stopped, so their time goes on even if
-// nobody can connect. It is called once.
+// resumes the handovers that were open when the daemon stopped, so their time goes on even if no
+// client can connect. It is called once.
 func (s *Server) Begin(disks Disks, sessions Sessions, snapshots Snapshots) {
 	s.handovers = newHandovers(disks, s.log)
 	s.sessions = &sessionControl{sessions, s.log}

@@ -134,8 +134,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err := errors.Join(pagesErr, err, nbdErr); err != nil {
 		return err
 	}
-	// Not earlier: a second daemon that is started beside a running one, for example by exec in its
-	// container, must fail at its ports, and not make the first one unready.
+	// Not earlier: a second daemon that is started while another one runs, for example by exec in
+	// its container, must fail at its ports, and not make the first one unready.
 	if err := d.readyFile.Clear(); err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ const (
 	// hookTimeout is how long QEMU may stay after the launcher has said that it has ended.
 	hookTimeout = 30 * time.Second
 	// hookRefused is how long a hook goes on after it has refused a machine that arrives by a live
-	// migration. KubeVirt (1.7) starts QEMU all the same within a second, and QEMU gets the reason.
+	// migration. KubeVirt (1.7) starts QEMU anyway within a second, and QEMU gets the reason.
 	hookRefused = time.Minute
 	hookPoll    = 50 * time.Millisecond
 	// hookLook is how often a hook looks for the launcher. It must be missing hookMissed times in a
@@ -248,9 +248,9 @@ func (l *Launcher) Refuse(ctx context.Context, reason error) error {
 }
 
 // attend returns a context that ends when the daemon shall stop. For a hook, that is when the
-// machine has ended: all containers are told of the pod's end at once, while the guest still shuts
-// down. It also ends when a machine was refused: KubeVirt makes no pod for the next migration while
-// a container of this one runs.
+// machine has ended: all containers get the signal for the pod's end at once, while the guest still
+// shuts down. It also ends when a machine was refused: KubeVirt makes no pod for the next migration
+// while a container of this one runs.
 func (l *Launcher) attend(ctx context.Context) (longer context.Context, stop context.CancelFunc) {
 	if l == nil {
 		return ctx, func() {}

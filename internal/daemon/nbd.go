@@ -89,8 +89,9 @@ func (d *Daemon) listenNBD(ctx context.Context) (all []nbdListener, err error) {
 	return append(all, d.listenForLauncher(ctx)...), nil
 }
 
-// listenForLauncher binds the address of a hook beside its socket. Both belong to the same client:
-// the machine. Only a machine that lost the socket needs the address, so a taken port is no error.
+// listenForLauncher binds the address of a hook in addition to its socket. Both belong to the same
+// client: the machine. Only a machine that lost the socket needs the address, so a taken port is no
+// error.
 func (d *Daemon) listenForLauncher(ctx context.Context) []nbdListener {
 	if d.opt.Hook == nil {
 		return nil

@@ -33,8 +33,8 @@ func Damaged(format string, args ...any) error {
 }
 
 // SaveRecord replaces a file by a record of that state. It works on a full volume, too, by a spare
-// beside the file. sync is as for Replace. may checks whether the directory is still the right one:
-// if it returns an error, nothing is replaced. nil: no check.
+// next to the file. sync is as for Replace. may checks whether the directory is still the right
+// one: if it returns an error, nothing is replaced. nil: no check.
 func SaveRecord(path string, state any, may func() error, sync func(*os.File) error) error {
 	text, err := EncodeRecord(state)
 	if err != nil {

@@ -24,7 +24,7 @@ func Replace(path string, content []byte, spare string, sync func(*os.File) erro
 	return replaceIf(nil, path, content, spare, sync)
 }
 
-// replaceIf is Replace, unless may returns an error. It calls may when the new file is beside the
+// replaceIf is Replace, unless may returns an error. It calls may when the new file is next to the
 // one to replace. If may finds that this is the right directory, nothing is replaced in another one
 // that takes its place later, because the new file is not there.
 func replaceIf(may func() error, path string, content []byte, spare string,

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OwnDir is a directory of one process beside those of others. A file in it is locked for as long
-// as the process runs. So the directory of a killed process can be told from a running one's, even
-// if another process has its number now.
+// OwnDir is a directory of one process among those of others. A file in it is locked for as long as
+// the process runs. So the directory of a killed process can be told from a running one's, even if
+// another process has its number now.
 type OwnDir struct {
 	Path string
 	lock *os.File

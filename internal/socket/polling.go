@@ -16,7 +16,7 @@ const (
 	// pollInterrupted is the time between two attempts that means that another thread, or a limit
 	// of processor time, has interrupted the polling.
 	pollInterrupted = time.Millisecond
-	// pollBarred is how long nobody polls after that: no processor is free.
+	// pollBarred is the time without polling after that: no processor is free.
 	pollBarred = 100 * time.Millisecond
 )
 

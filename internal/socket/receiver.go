@@ -216,7 +216,7 @@ func (rx *Receiver) Discard(n uint64) error {
 	return nil
 }
 
-// Cut turns the end of a connection within a message into an error that says so.
+// Cut turns the end of a connection within a message into the error for that.
 func Cut(err error) error {
 	if errors.Is(err, io.EOF) {
 		return fmt.Errorf("the peer has closed the connection within a request: %w",

@@ -391,7 +391,7 @@ func (r *readiness) attemptOnce(uintptr) (done bool) {
 	if r.armed {
 		return false
 	}
-	// Data from before the instance was armed wakes nobody, so look once more.
+	// Data from before the instance was armed wakes no waiter, so look once more.
 	if r.err = r.socket.control(r, unix.EPOLL_CTL_MOD, r.events); r.err != nil {
 		return true
 	}

@@ -199,8 +199,8 @@ func (c *Comparison) readTar(r io.Reader, skip func(p *Part) (bool, error)) (*Li
 	})
 }
 
-// compareHeaders leaves out as much content as it can. If it cannot leave out any, it says so and
-// reads nothing.
+// compareHeaders leaves out as much content as it can. If it cannot leave out any, it reports that
+// and reads nothing.
 func (l *Contents) compareHeaders(ctx context.Context, from *transport.Blob) (why string,
 	err error) {
 	a := &archive{ctx: ctx, of: from}

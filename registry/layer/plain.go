@@ -61,7 +61,7 @@ func IsFile(desc descriptor) bool {
 		desc.MediaType != "" && !desc.MediaType.IsLayer()
 }
 
-// IsBeside reports whether a file of an artifact is not a disk but lies beside the disks, such as a
+// IsBeside reports whether a file of an artifact is not a disk but is next to the disks, such as a
 // README or a signature. Every layer of an artifact is a file. A single one must be meant as a
 // disk. head and size are as for unpack.IsDisk.
 func IsBeside(layers []descriptor, name string, head []byte, size int64) bool {

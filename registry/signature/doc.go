@@ -1,5 +1,5 @@
-// Package signature decides whose signature an image needs, finds the signatures beside images in
-// registries, checks them, and makes them. It knows cosign's formats and keys, and no disks.
+// Package signature decides whose signature an image needs, finds the signatures stored with images
+// in registries, checks them, and makes them. It knows cosign's formats and keys, and no disks.
 // Package transport calls it, as the Gate through which every reader of an image passes.
 //
 //	keys.go      public and private keys in PEM, and what a signature is to them
@@ -7,7 +7,7 @@
 //	evidence.go  a stored signature, and whether it is one of an image
 //	find.go      where signatures of an image are
 //	gate.go      the decision about an image
-//	sign.go      a signature is stored beside an image
+//	sign.go      a signature is stored with an image
 //
 // There are two formats. The older one is a payload in the format of simple signing, which has the
 // digest of a manifest (containers-signature(5)). It is a layer of the manifest with the tag

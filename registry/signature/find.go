@@ -227,7 +227,7 @@ const (
 	mediaEmpty = "application/vnd.oci.empty.v1+json"
 	// mediaSignature is the type of an artifact with signatures in the form of those under the tag.
 	mediaSignature = "application/vnd.dev.cosign.artifact.sig.v1+json"
-	// annotationPredicate is the type of a bundle's statement, as its signer says beside it.
+	// annotationPredicate is the type of a bundle's statement, as its signer writes outside of it.
 	annotationPredicate = "dev.sigstore.bundle.predicateType"
 )
 

@@ -59,8 +59,8 @@ func SignNamed(ctx context.Context, c *transport.Client, ref transport.Reference
 	return digest, nil
 }
 
-// beside is the place beside an image in its own registry. No mirror is asked: its answer would be
-// signed.
+// beside is the place for signatures of an image in its own registry. No mirror is asked: its
+// answer would be signed.
 func beside(c *transport.Client, ref transport.Reference) (transport.Place, error) {
 	if !ref.Remote() {
 		return nil, fmt.Errorf("%s: only images in registries are signed", ref)
@@ -88,9 +88,9 @@ func imagesOf(content []byte) (all []string, err error) {
 }
 
 // Sign stores a signature of a manifest or an index, which the repository of ref has or will have,
-// as cosign does: in the manifest with the tag sha256-HEX.sig, beside existing signatures. A valid
-// one by the same key stays. If another program signs the same image at the same time, one of both
-// signatures may be lost.
+// as cosign does: in the manifest with the tag sha256-HEX.sig, in addition to existing signatures.
+// A valid one by the same key stays. If another program signs the same image at the same time, one
+// of both signatures may be lost.
 func Sign(ctx context.Context, c *transport.Client, u *transport.Uploader,
 	ref transport.Reference, digest string, key *PrivateKey) error {
 	at, err := beside(c, ref)

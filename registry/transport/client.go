@@ -56,7 +56,7 @@ type Options struct {
 	Turn time.Duration
 	// UserAgent is the name of this program in requests.
 	UserAgent string
-	// Checksums is the file with the digests of files at addresses that have none: a file beside
+	// Checksums is the file with the digests of files at addresses that have none: a file next to
 	// them, such as SHA256SUMS, or an address. "": there is none.
 	Checksums string
 	// Gate decides which images may be read. nil: all may.

@@ -73,7 +73,7 @@ func pick(all []sum, size int, path string, alone bool) (string, error) {
 	return "", nil
 }
 
-// likeness says how well the name beside a digest matches a path: the number of path elements that
+// likeness says how well the name next to a digest matches a path: the number of path elements that
 // agree, counted from the end. A name all of whose elements agree wins over all others. 0: the name
 // is that of another file.
 func likeness(name, path string) int {

@@ -31,7 +31,7 @@ type Store struct {
 
 const lockName = "lock"
 
-// Private reports whether a name is one of the store's own files beside the volumes, or could be.
+// Private reports whether a name is one of the store's own files next to the volumes, or could be.
 func Private(name string) bool {
 	return name == lockName || name == numbersName || strings.HasPrefix(name, numbersName+".")
 }

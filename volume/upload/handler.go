@@ -47,7 +47,7 @@ type Volume interface {
 	// Progress notes how far the upload is, in bytes. total 0: unknown.
 	Progress(received, total int64)
 	// Complete serves the volume. With image "", the disk is the file Disk. Otherwise image is the
-	// path of an image beside it, which is removed when it is no longer needed. After an error the
+	// path of an image next to it, which is removed when it is no longer needed. After an error the
 	// volume awaits content as before. With api.CodeUnavailable all files stay: the server stops,
 	// or storage may say that the volume has its content.
 	Complete(ctx context.Context, image string) error

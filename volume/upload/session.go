@@ -479,6 +479,6 @@ func (s *session) free() {
 	}
 	_ = s.flush.wait()
 	if s.fill != nil {
-		_ = s.fill.Close() // nobody needs its content
+		_ = s.fill.Close() // its content is not needed
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// MarksDir is a directory beside raw files. It has the names of the files that were served raw.
+// MarksDir is a directory next to raw files. It has the names of the files that were served raw.
 const MarksDir = ".kubevirt-disk"
 
 // MapMagic begins the map of a disk: the file that says which blocks are in the disk's raw file.
@@ -157,7 +157,7 @@ func (f *File) WriteAt(_ context.Context, p []byte, off int64) (n int, err error
 	if err := f.writable(); err != nil {
 		return 0, err
 	}
-	// A write past the end would enlarge the file, and nobody would notice.
+	// A write past the end would enlarge the file, unnoticed.
 	if off < 0 || off > f.Size()-int64(len(p)) {
 		return 0, OutOfRange("write", off, int64(len(p)), f.Size())
 	}

@@ -26,7 +26,7 @@ var errThroughCache = errors.New("cannot be written past the page cache")
 // some file systems prevent that, but no file system promises it. A nil guard lets no write past
 // the cache. Any number of goroutines may use it.
 type cacheGuard struct {
-	// regions closed to writes past the cache: all of cached, and those where somebody waits to
+	// regions closed to writes past the cache: all of cached, and those where a writer waits to
 	// write through the cache
 	wanted *Regions
 	cached *Regions // may have dirty folios
@@ -103,7 +103,7 @@ func (g *cacheGuard) passingLocked(off, length int64) bool {
 	})
 }
 
-// cacheBypass writes to a File past the page cache (O_DIRECT), for data that nobody reads soon.
+// cacheBypass writes to a File past the page cache (O_DIRECT), for data that is not read soon.
 type cacheBypass struct {
 	disk   *File
 	direct *os.File

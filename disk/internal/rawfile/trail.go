@@ -17,12 +17,12 @@ const (
 )
 
 // Trail remembers where a guest has written, discarded and read, for the map of a disk. It
-// remembers only cells of the map. It takes 1 KiB of memory, and another 1 KiB once somebody looks.
-// Any number of goroutines may use it. A nil trail remembers nothing.
+// remembers only cells of the map. It takes 1 KiB of memory, and another 1 KiB once it is read. Any
+// number of goroutines may use it. A nil trail remembers nothing.
 type Trail struct {
 	size  func() int64             // of the disk, which may grow
 	marks atomic.Pointer[marks]    // replaced when the disk has grown
-	reads atomic.Pointer[cellsSet] // nil: nobody has looked yet
+	reads atomic.Pointer[cellsSet] // nil: not read yet
 
 	mu     sync.Mutex
 	before *cellsSet // guarded by mu; the reads before those in reads; nil: unknown

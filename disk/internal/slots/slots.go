@@ -64,7 +64,7 @@ func (s *Slots) Acquire(ctx context.Context) (*Slot, error) {
 	}
 }
 
-// TryAcquire returns nil if no slot is free. None is free while somebody waits for one.
+// TryAcquire returns nil if no slot is free. None is free while a caller waits for one.
 func (s *Slots) TryAcquire() *Slot {
 	select {
 	case <-s.free:

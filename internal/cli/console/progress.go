@@ -66,7 +66,7 @@ func (r *Reporter) Watch(p Progress, f func() error) error {
 // lineStep is the distance between two progress lines without a terminal, in percent.
 const lineStep = 10
 
-// Line shows a line of text beside the progress. It may be called while f runs.
+// Line shows a line of text in addition to the progress. It may be called while f runs.
 func (r *Reporter) Line(text string) {
 	r.lines.Lock()
 	defer r.lines.Unlock()

@@ -175,7 +175,7 @@ func (p NBDPortal) String() string {
 	return p.Address.String()
 }
 
-// Answer is the file beside a hook's Unix socket with the hook's answer to KubeVirt's launcher:
+// Answer is the file next to a hook's Unix socket with the hook's answer to KubeVirt's launcher:
 // that the machine has the disks, or why they are refused for as long as the pod lives.
 func (p NBDPortal) Answer() string { return resolved(p.Socket) + ".answer" }
 

@@ -75,7 +75,7 @@ func checkDirectories(opt *options.Options) error {
 				opt.Setting(&opt.Images.Dir).Flag)
 		}
 	}
-	if len(opt.Images.Paths) > 0 { // files beside a named image are not images
+	if len(opt.Images.Paths) > 0 { // files next to a named image are not images
 		return wrong.Err()
 	}
 	// The rest of a killed daemon there would stop the next start, too.

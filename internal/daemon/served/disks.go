@@ -31,7 +31,7 @@ type Disks struct {
 	table    table
 	plan     *plan.Plan // set by Start
 	initial  []*Disk    // the disks of the plan; set by Start
-	// handovers is told when LUNs are added and removed; set by ServeAll.
+	// handovers is notified when LUNs are added and removed; set by ServeAll.
 	handovers *control.Server
 
 	// volumesID identifies the directory of the volumes that are served; "": none are. Set before
@@ -83,7 +83,7 @@ func (d *Disks) Start(ctx context.Context, p *plan.Plan) (err error) {
 	return d.checkIdentities(d.initial)
 }
 
-// ServeAll makes the started disks LUNs. From now on, handovers is told of each change.
+// ServeAll makes the started disks LUNs. From now on, handovers is notified of each change.
 func (d *Disks) ServeAll(handovers *control.Server) error {
 	d.handovers = handovers
 	for _, s := range d.initial {

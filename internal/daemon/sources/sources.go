@@ -25,7 +25,7 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// keepName is the directory beside the disks for records about images in registries. The name of a
+// keepName is the directory next to the disks for records about images in registries. The name of a
 // disk's directory never begins with a dot.
 const keepName = ".images"
 

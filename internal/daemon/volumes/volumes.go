@@ -110,7 +110,7 @@ func (v *Volumes) Status() *status.Volumes {
 	return s
 }
 
-// Serve makes LUNs of the existing volumes, beside the disks that were found.
+// Serve makes LUNs of the existing volumes, in addition to the disks that were found.
 func (v *Volumes) Serve(ctx context.Context, found []plan.Disk) error {
 	if v == nil {
 		return nil

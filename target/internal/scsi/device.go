@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// What INQUIRY says of the device: at most 8, 16 and 4 characters.
+// The texts of the device in INQUIRY data: at most 8, 16 and 4 characters.
 const (
 	vendor   = "KUBEVIRT"
 	product  = "DISK"
@@ -48,7 +48,7 @@ type Device struct {
 
 	mu      sync.Mutex
 	nexuses map[*Nexus]struct{}      // guarded by mu
-	known   map[InitiatorPort]uint64 // guarded by mu; value of changes when the port was told
+	known   map[InitiatorPort]uint64 // guarded by mu; value of changes at the port's last notice
 	copying int                      // guarded by mu; EXTENDED COPY commands under way
 	changes uint64                   // guarded by mu; counts changes of inventory and unit sizes
 

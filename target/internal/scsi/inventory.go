@@ -54,7 +54,7 @@ func (d *Device) Take(served *serving.Disk) (map[*Nexus]struct{}, error) {
 	d.enrolLocked(u)
 	for n := range d.nexuses {
 		at := n.meetLocked(d, u)
-		at.cameLater = true // nobody uses at yet
+		at.cameLater = true // at is not in use yet
 		at.raise(attnPowerOn)
 	}
 	d.luns.Store(newInventory(append(slices.Clone(d.luns.Load().units), u)))
@@ -173,9 +173,9 @@ const maxTenants = 256
 // it reaches the disk that has the number by then. So a port that has used one disk under a number
 // gets LOGICAL UNIT NOT SUPPORTED when another disk has the number, until the port has probed the
 // new disk. A probe is the standard INQUIRY of 36 bytes with which initiators begin to set up a
-// disk. udev's tools ask for more than 36 bytes, each time somebody closes a disk that is set up,
-// and the kernel does not see the answer. In a session that began after the change, any standard
-// INQUIRY counts as a probe.
+// disk. udev's tools ask for more than 36 bytes, each time a disk that is set up is closed, and the
+// kernel does not see the answer. In a session that began after the change, any standard INQUIRY
+// counts as a probe.
 
 // probeLen is the allocation length of a probe in bytes: every device since SCSI-2 has at least
 // that much INQUIRY data.

@@ -9,7 +9,7 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// What is stored, big-endian:
+// The stored record, big-endian:
 //
 //	0-1    version, 1
 //	2      TYPE of the reservation, 0: none
