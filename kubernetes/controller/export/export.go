@@ -40,7 +40,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if before == nil || err != nil {
 		return ctrl.Result{}, err
 	}
-	if before.Spec.Export == nil && before.Status.Export == nil {
+	if before.Spec.Export == nil && before.Status.Export == nil &&
+		apimeta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionExported) == nil {
 		return ctrl.Result{}, nil
 	}
 	id := before.DeepCopy()
@@ -68,6 +69,9 @@ func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*metav1
 	time.Duration, error) {
 	if r.Options.Off(objects.Exports) {
 		id.Status.Export = nil // no pod has to wait for it
+		if id.Spec.Export == nil {
+			return nil, 0, nil
+		}
 		return not(v1alpha1.ReasonInvalid, "exports are turned off (--without=exports)"), 0, nil
 	}
 	wanted := ""

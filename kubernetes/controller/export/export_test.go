@@ -233,7 +233,20 @@ func TestExportIsRefused(t *testing.T) {
 	w.settle()
 	w.require("ExportFailed", "exceeded quota: jobs")
 	require.Nil(t, w.identity().Status.Export)
-	full = false
+	// Nobody asks for it any more, so nothing is left of the refusal.
+	export := w.identity().Spec.Export
+	for _, without := range [][]string{nil, {objects.Exports}} {
+		w.r.Options.Without = without
+		w.change(func(id *v1alpha1.VMIdentity) { id.Spec.Export = export })
+		w.settle()
+		require.NotEmpty(t, w.identity().Status.Conditions)
+		w.change(func(id *v1alpha1.VMIdentity) { id.Spec.Export = nil })
+		w.settle()
+		require.Nil(t, apimeta.FindStatusCondition(w.identity().Status.Conditions,
+			v1alpha1.ConditionExported))
+	}
+	w.r.Options.Without, full = nil, false
+	w.change(func(id *v1alpha1.VMIdentity) { id.Spec.Export = export })
 	w.settle()
 	w.require("Exporting", "commits")
 }
