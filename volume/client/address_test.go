@@ -50,17 +50,23 @@ func TestUploadToAWrongAddress(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 
-	begun := httptest.NewUnstartedServer(nil)
-	begun.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Location", "/upload/1")
-		w.Header().Set("Connection", "close")
-		w.WriteHeader(http.StatusCreated)
-		go begun.Close()
-	})
-	begun.Start()
-	tries := 0
-	require.Error(t, upload(begun.URL, func(error) { tries++ }))
-	require.Positive(t, tries)
+	for name, answer := range map[string]http.HandlerFunc{
+		"begun": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Location", "/upload/1")
+			w.Header().Set("Connection", "close")
+			w.WriteHeader(http.StatusCreated)
+		},
+		"killed": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+	} {
+		server := httptest.NewUnstartedServer(nil)
+		server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			require.NoError(t, server.Listener.Close())
+			answer(w, r)
+		})
+		server.Start()
+		require.ErrorContains(t, upload(server.URL, func(error) {}), "made no progress", name)
+		server.Close()
+	}
 }
 
 // TestUploadElsewhere: a server, or a proxy before it, that names an address of another server does

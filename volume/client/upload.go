@@ -69,6 +69,7 @@ func (c *Client) Upload(ctx context.Context, name string, from io.ReaderAt, size
 	}
 	for wait := firstWait; ; wait = min(2*wait, lastWait) {
 		before := u.offset
+		u.tries++
 		v, err := u.step(ctx)
 		if err == nil && u.done {
 			return v, nil
@@ -113,6 +114,7 @@ type upload struct {
 	file  func() (fs.FileInfo, error) // returns the state of the data's file; nil: it is no file
 	began fs.FileInfo                 // the state at the beginning
 
+	tries  int    // how many steps were tried
 	at     string // address of the upload; "": it has not begun
 	known  bool   // offset is what the server has
 	offset int64
@@ -166,14 +168,14 @@ func (u *upload) fatal(err error) error {
 	return nil
 }
 
-// wrongAddress says what to do if the server has never answered and the address must be wrong. A
-// server that has answered before may be restarting.
+// wrongAddress says what to do if the first try shows that the address must be wrong. A server that
+// was there before may be restarting.
 func (u *upload) wrongAddress(err error) string {
 	var dns *net.DNSError
 	var refused *api.Error
 	host := u.c.base.Host
 	switch {
-	case u.at != "":
+	case u.tries > 1:
 		return ""
 	case errors.Is(err, http.ErrSchemeMismatch), errors.As(err, new(tls.RecordHeaderError)):
 		return "the server does not use TLS: write http://" + host
