@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -25,8 +26,8 @@ type oldDisk struct {
 	disks []string     // the files that are disks
 	top   string       // the disk
 	image *image.Image
-	chain []*oldFile // its file, and the backing files; empty: the image was fetched
-	dir   string     // directory of the fetched image; "": none
+	chain []*oldFile    // its file, and the backing files; empty: the image was fetched
+	dir   *flock.OwnDir // directory of the fetched image; nil: none
 	here  *localCopy
 
 	below map[string]string // the backing files of files that have some; nil: there is one file
@@ -45,11 +46,7 @@ func (o *oldDisk) close() (err error) {
 	if o.image != nil {
 		err = o.image.Close()
 	}
-	err = errors.Join(err, o.here.close(), o.index.Close())
-	if o.dir != "" {
-		err = errors.Join(err, os.RemoveAll(o.dir))
-	}
-	return err
+	return errors.Join(err, o.here.close(), o.index.Close(), o.dir.Remove())
 }
 
 // unusable says why an index does not describe what a container of the image would see.
@@ -210,12 +207,12 @@ func (o *oldDisk) fetch(ctx context.Context, p *pusher, f planned) (err error) {
 	if err := p.base.sameDisks(ctx); err != nil {
 		return err
 	}
-	if o.dir, err = os.MkdirTemp("", "kubevirt-disk-push-"); err != nil {
+	if o.dir, err = flock.TemporaryDir(); err != nil {
 		return err
 	}
 	// By its digest: the tag may name another image by now.
 	u := newPuller(&transport.Image{Source: p.base.source, Ref: p.base.ref, Named: p.base.digest,
-		Digest: p.base.digest, Manifest: p.base.platforms[0].manifest}, o.dir,
+		Digest: p.base.digest, Manifest: p.base.platforms[0].manifest}, o.dir.Path,
 		PullOptions{Image: p.opt.Image, Progress: p.opt.Progress})
 	if err := u.prepare(); err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/layer"
@@ -25,10 +26,10 @@ type oldFile struct {
 
 // localCopy is what this machine has of an old disk.
 type localCopy struct {
-	disk  *image.Image // the new version of the disk
-	file  *os.File     // possibly the same file as the old disk; nil: there is none
-	cache *cache.Cache // cache of fetched content
-	dir   string       // directory of the cache
+	disk  *image.Image  // the new version of the disk
+	file  *os.File      // possibly the same file as the old disk; nil: there is none
+	cache *cache.Cache  // cache of fetched content
+	dir   *flock.OwnDir // of the cache
 }
 
 // newLocalCopy opens a copy of the old disk's file. copyOf "": there is none. It closes the disk
@@ -40,10 +41,10 @@ func newLocalCopy(disk *image.Image, copyOf string) (_ *localCopy, err error) {
 			err = errors.Join(err, h.close())
 		}
 	}()
-	if h.dir, err = os.MkdirTemp("", "kubevirt-disk-push-"); err != nil {
+	if h.dir, err = flock.TemporaryDir(); err != nil {
 		return nil, err
 	}
-	if h.cache, err = cache.Open(h.dir, cache.Options{}); err != nil || copyOf == "" {
+	if h.cache, err = cache.Open(h.dir.Path, cache.Options{}); err != nil || copyOf == "" {
 		return h, err
 	}
 	h.file, err = osfile.OpenRegular(copyOf)
@@ -58,10 +59,7 @@ func (h *localCopy) close() error {
 	if h.cache != nil {
 		err = errors.Join(err, h.cache.Close())
 	}
-	if h.dir != "" {
-		err = errors.Join(err, os.RemoveAll(h.dir))
-	}
-	return err
+	return errors.Join(err, h.dir.Remove())
 }
 
 // open opens a file of an old image's index. Content that this machine has is not fetched: most of

@@ -8,6 +8,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestPushOntoUsage: what makes no sense is refused before anything is read.
@@ -73,4 +76,28 @@ func TestDigestFile(t *testing.T) {
 		require.NoError(t, writeDigest(file, digest))
 	}
 	require.NoError(t, writeDigest(os.DevNull, digest))
+}
+
+// TestWhatAKilledCommandLeaves: what a killed command has fetched goes with the next one, but not
+// what a running one needs.
+func TestWhatAKilledCommandLeaves(t *testing.T) {
+	cleanEnv(t)
+	t.Setenv("TMPDIR", t.TempDir())
+	ref, raw := memoryRegistry(t)+"/vm/a:", filepath.Join(t.TempDir(), "a.raw")
+	content := bytes.Repeat([]byte("content."), 32<<10)
+	require.NoError(t, os.WriteFile(raw, content, 0o600))
+	require.Contains(t, saidOf(t, exitDone, "push", "--base=none", raw, ref+"1"), "sha256:")
+	require.NoError(t, os.WriteFile(raw, append([]byte("new"), content[3:]...), 0o600))
+	for _, args := range [][]string{{"push", "--onto=" + ref + "1", raw, ref + "2"},
+		{"inspect", ref + "1"}} {
+		running := testtool.Must(flock.TemporaryDir())(t)
+		killed := strings.TrimRight(running.Path, "0123456789") + "0"
+		require.NoError(t, os.Mkdir(killed, 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(killed, ".lock"), nil, 0o600))
+		saidOf(t, exitDone, args...)
+		require.NoDirExists(t, killed, args[0])
+		require.DirExists(t, running.Path, args[0])
+		require.NoError(t, running.Remove())
+	}
+	require.Empty(t, testtool.Must(os.ReadDir(os.TempDir()))(t))
 }

@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/signature"
@@ -379,12 +380,12 @@ func (i *inspectedReference) lookInside(ctx context.Context, c *registry.Client,
 			return err
 		}
 	}
-	dir, err := os.MkdirTemp("", "kubevirt-disk-inspect-")
+	dir, err := flock.TemporaryDir()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	inside, err := c.Inside(ctx, ref, dir)
+	defer func() { err = errors.Join(err, dir.Remove()) }()
+	inside, err := c.Inside(ctx, ref, dir.Path)
 	if err != nil {
 		return err
 	}

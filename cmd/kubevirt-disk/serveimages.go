@@ -105,8 +105,11 @@ func temporaryDir() (dir string, remove func() error, err error) {
 		dir, remove, err = cachedDir(filepath.Join(cache, "kubevirt-disk"))
 	}
 	if err != nil {
-		dir, err = os.MkdirTemp("", "kubevirt-disk-")
-		return dir, func() error { return os.RemoveAll(dir) }, err
+		own, err := flock.TemporaryDir()
+		if err != nil {
+			return "", nil, err
+		}
+		return own.Path, own.Remove, nil
 	}
 	return dir, remove, nil
 }

@@ -231,7 +231,7 @@ var importRules = []importRule{
 		"metrics", "nbd", "registry", "registry/cache", "registry/signature", "registry/transport",
 		"serving", "status"},
 		why: "images are found before anything is served; nbd is the client of other servers"},
-	{pkg: "internal/committed", only: []string{"disk", "disk/image", "disk/instance",
+	{pkg: "internal/committed", files: true, only: []string{"disk", "disk/image", "disk/instance",
 		"internal/control", "nbd", "registry", "registry/cache", "registry/transport", "status"},
 		why: "a disk becomes an image whatever the command line says"},
 	{pkg: "internal/daemon/served", files: true,

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -13,6 +12,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/transport"
@@ -121,7 +121,7 @@ type below struct {
 	image  *image.Image
 	cache  *cache.Cache
 	stream *registry.Stream
-	dir    string // of the cache
+	dir    *flock.OwnDir // of the cache
 }
 
 // close closes everything but the image, which the disk closes once it is open.
@@ -135,10 +135,7 @@ func (b *below) close(withImage bool) (err error) {
 	if b.cache != nil {
 		err = errors.Join(err, b.cache.Close())
 	}
-	if b.dir != "" {
-		err = errors.Join(err, os.RemoveAll(b.dir))
-	}
-	return err
+	return errors.Join(err, b.dir.Remove())
 }
 
 // openBelow opens the image that a disk was made from. Of an image in a registry, it fetches only
@@ -162,14 +159,14 @@ func openBelow(ctx context.Context, client *registry.Client, from string,
 	if err != nil {
 		return nil, err
 	}
-	if b.dir, err = os.MkdirTemp("", "kubevirt-disk-commit-"); err != nil {
+	if b.dir, err = flock.TemporaryDir(); err != nil {
 		return nil, err
 	}
-	if b.cache, err = cache.Open(b.dir, cache.Options{}); err != nil {
+	if b.cache, err = cache.Open(b.dir.Path, cache.Options{}); err != nil {
 		return nil, err
 	}
 	b.stream, err = client.Stream(ctx, ref, registry.StreamOptions{Cache: b.cache,
-		CacheDir: b.dir, KeepDir: filepath.Join(b.dir, "image")})
+		CacheDir: b.dir.Path, KeepDir: filepath.Join(b.dir.Path, "image")})
 	if err != nil {
 		return nil, err
 	}

@@ -147,7 +147,7 @@ func TestOwnDir(t *testing.T) {
 	text := make([]byte, 4096)
 	n, err := unix.Read(events, text)
 	require.NoError(t, err)
-	at := bytes.Index(text[:n], []byte(filepath.Base(two.Path)))
+	at := bytes.LastIndex(text[:n], []byte(filepath.Base(two.Path)))
 	require.Positive(t, at)
 	require.EqualValues(t, unix.IN_MOVED_TO|unix.IN_ISDIR,
 		binary.NativeEndian.Uint32(text[at-unix.SizeofInotifyEvent+4:]),

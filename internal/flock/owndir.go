@@ -18,19 +18,26 @@ type OwnDir struct {
 	lock *os.File
 }
 
-const (
-	// ownLock is the name of that file. The other names in the directory are the owner's.
-	ownLock = ".lock"
-	// newPrefix begins the name of a directory whose file is not locked yet. Such directories are
-	// not searched, so one stays, empty, if its process is killed at that moment.
-	newPrefix = ".new-"
-)
+// ownLock is the name of that file. The other names in the directory are the owner's.
+const ownLock = ".lock"
+
+// TemporaryDir makes an OwnDir in the directory for temporary files, which other users may share.
+func TemporaryDir() (*OwnDir, error) {
+	in, err := os.OpenFile(os.TempDir(), os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	return NewOwnDir(in, "kubevirt-disk-tmp-")
+}
 
 // NewOwnDir makes an OwnDir in a directory. Its name begins with prefix. NewOwnDir removes those of
 // killed processes there.
 func NewOwnDir(in *os.File, prefix string) (*OwnDir, error) {
 	OwnDirs(in, prefix)
-	made, err := os.MkdirTemp(in.Name(), newPrefix)
+	// A directory of this name, whose file is not locked yet, is not searched. It stays, empty, if
+	// its process is killed at that moment.
+	made, err := os.MkdirTemp(in.Name(), "."+prefix)
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +47,7 @@ func NewOwnDir(in *os.File, prefix string) (*OwnDir, error) {
 	}
 	// Without locks, nobody finds it, and it stays if the process is killed.
 	_ = Lock(lock, unix.LOCK_EX|unix.LOCK_NB)
-	name := prefix + strings.TrimPrefix(filepath.Base(made), newPrefix)
+	name := strings.TrimPrefix(filepath.Base(made), ".")
 	d := &OwnDir{filepath.Join(in.Name(), name), lock}
 	// Only now that it is locked: others would take it for that of a killed process.
 	if err := os.Rename(made, d.Path); err != nil {
@@ -65,6 +72,10 @@ func OwnDirs(in *os.File, prefix string) (running []string) {
 			continue
 		}
 		path := filepath.Join(in.Name(), e.Name())
+		var st unix.Stat_t
+		if unix.Lstat(path, &st) != nil || int(st.Uid) != os.Geteuid() {
+			continue // another user's: root could remove it
+		}
 		lock, err := os.OpenFile(filepath.Join(path, ownLock), os.O_RDWR|unix.O_NOFOLLOW, 0)
 		if err == nil {
 			err = Lock(lock, unix.LOCK_EX|unix.LOCK_NB)
