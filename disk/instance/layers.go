@@ -304,15 +304,21 @@ func (s *shelf) synced() bool { return s.durable || s.wasDurable }
 // because numbers are reused, by the sequence number of a block device. A copy of a volume, such as
 // a snapshot, has another identifier, and so has a volume that was gone for a while. The result is
 // "" if no identifier would last: the file system of a container gets a new number at every start.
-// After an error the identifier is unknown for now. A half of it would look like another volume,
-// and the live map would not be used.
+// It is also "" where nobody may ask. After an error the identifier is unknown for now. A half of
+// it would look like another volume, and the live map would not be used.
 func volumeID(path string) (string, error) {
 	var st unix.Stat_t
 	var fs unix.Statfs_t
-	if osfile.Retry(func() error { return unix.Stat(path, &st) }) != nil ||
-		osfile.Retry(func() error { return unix.Statfs(path, &fs) }) != nil ||
+	err := osfile.Retry(func() error { return unix.Stat(path, &st) })
+	if err == nil {
+		err = osfile.Retry(func() error { return unix.Statfs(path, &fs) })
+	}
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) || err == nil &&
 		fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
 		return "", nil
+	}
+	if err != nil {
+		return "", &os.PathError{Op: "statfs", Path: path, Err: err}
 	}
 	number := fmt.Sprintf("%d:%d", unix.Major(uint64(st.Dev)), unix.Minor(uint64(st.Dev)))
 	// The link leads to the device, or to a partition in the directory of its device. Cleaning the

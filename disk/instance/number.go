@@ -55,8 +55,11 @@ func LUNs(root, owner string, persistent bool) (map[string]uint16, error) {
 // stateIn returns the state of the disk in a directory, or nil.
 func stateIn(dir string, persistent bool) (*state, error) {
 	root, err := osfile.Resolved(filepath.Dir(dir))
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // there is no disk
+	}
+	if err != nil {
+		return nil, err
 	}
 	d := workDirOf(root, filepath.Base(dir))
 	if persistent {

@@ -236,8 +236,8 @@ func TestStorageOfManyDaemons(t *testing.T) {
 	}
 }
 
-// TestAnotherPlaceThatCannotBeRead: a disk is not made anew while storage that may have it gives
-// errors.
+// TestAnotherPlaceThatCannotBeRead: while storage gives errors, a disk that may be there is not
+// made anew, gets no other number, and does not seem to be on another volume.
 func TestAnotherPlaceThatCannotBeRead(t *testing.T) {
 	loop := filepath.Join(t.TempDir(), "loop")
 	require.NoError(t, os.Symlink(loop, loop)) // the system cannot resolve it
@@ -246,5 +246,8 @@ func TestAnotherPlaceThatCannotBeRead(t *testing.T) {
 		h := Homes{Base: base, Roots: []string{loop}, Persistent: persistent}
 		err := h.Settle("a.raw", DirIn(loop, "a.raw"), DirIn(base, "a.raw"))
 		require.ErrorContains(t, err, "too many", "persistent: %v", persistent)
+		_, _, err = KnownAs(DirIn(loop, "a.raw"), persistent)
+		require.ErrorContains(t, err, "too many", "persistent: %v", persistent)
 	}
+	require.ErrorIs(t, testtool.Err(volumeID(loop)), unix.ELOOP)
 }
