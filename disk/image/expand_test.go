@@ -191,7 +191,7 @@ func TestPowerCutAfterADownload(t *testing.T) {
 	require.NoError(t, to.Grow(1<<10))
 	require.NoError(t, to.Grow(2<<20))
 	require.NoError(t, to.Finish(nil))
-	cut()
+	cut(true)
 	got := testtool.Must(os.ReadFile(path))(t)
 	require.Len(t, got, 2<<20)
 	require.True(t, bytes.Equal(content, got[:1<<20]))

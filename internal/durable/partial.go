@@ -23,7 +23,7 @@ type Partial struct {
 
 	named  bool     // see CreateNamed
 	former *os.File // the file with that name now, locked; nil: there is none
-	synced bool     // the content reaches storage before the name does
+	synced bool     // the content reaches storage, and then the name
 }
 
 // Create begins a file that will get the name path. It removes a partial file of a killed process,
@@ -49,9 +49,9 @@ func CreateNew(path string, mode fs.FileMode) (*Partial, error) {
 
 // CreateNamed is Create for a path that a person has named. The file that has the name now is
 // locked until the new one replaces it: if another process uses it, CreateNamed returns a
-// *LockedError. A file that gets the name meanwhile is not replaced. A power cut leaves the former
-// content under the name, or the new one. may says why the former file must not be replaced; nil:
-// any file may be.
+// *LockedError. A file that gets the name meanwhile is not replaced. What replaces a file is on
+// storage when Finish returns. may says why the former file must not be replaced; nil: any file may
+// be.
 func CreateNamed(path string, mode fs.FileMode, may func(former *os.File) error) (*Partial, error) {
 	former, err := OpenToLock(path)
 	switch {
@@ -164,14 +164,6 @@ func claimPartial(f *os.File, name string, how int) (current bool, err error) {
 
 // Finish gives the file its final name if err is nil, and closes it. Otherwise it removes the file.
 func (p *Partial) Finish(err error) error {
-	if err = p.Keep(err); err != nil {
-		return err
-	}
-	return p.File.Close()
-}
-
-// Keep is Finish, but without an error it leaves the file open and locked.
-func (p *Partial) Keep(err error) error {
 	name := p.path + PartialSuffix
 	if err == nil && p.synced {
 		err = osfile.Retry(p.File.Sync)
@@ -179,11 +171,13 @@ func (p *Partial) Keep(err error) error {
 	if err == nil {
 		err = p.rename(name)
 	}
-	err = errors.Join(err, closed(p.former))
-	if err == nil {
-		return nil
+	if err = errors.Join(err, closed(p.former)); err != nil {
+		return errors.Join(err, osfile.Remove(name), p.File.Close())
 	}
-	return errors.Join(err, osfile.Remove(name), p.File.Close())
+	if p.synced {
+		err = SyncParent(p.path)
+	}
+	return errors.Join(err, p.File.Close())
 }
 
 func (p *Partial) rename(from string) error {
@@ -230,10 +224,7 @@ func RenameNew(from, to string) error {
 // content and then the name have reached storage. Until then the file is locked.
 func (p *Partial) FinishSynced(err error) error {
 	p.synced = true
-	if err = p.Keep(err); err != nil {
-		return err
-	}
-	return errors.Join(SyncParent(p.path), p.File.Close())
+	return p.Finish(err)
 }
 
 // Write replaces a file of any size by the output of write, in one step and in turn with other

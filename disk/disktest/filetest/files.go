@@ -29,9 +29,9 @@ func QemuImg(t testing.TB, dir string, args ...string) {
 	require.NoError(t, err, "qemu-img %v: %s", args, out)
 }
 
-// PowerCut mounts a file system that brings names to storage before content. cut makes it lose what
-// is not there, as a power cut does.
-func PowerCut(t *testing.T) (dir string, cut func()) {
+// PowerCut mounts a file system. cut makes it lose what is not on storage, as a power cut does.
+// With names, the file system has brought them there by itself, but no content.
+func PowerCut(t *testing.T) (dir string, cut func(names bool)) {
 	t.Helper()
 	_, err := exec.LookPath("mkfs.ext4")
 	testtool.Needs(t, "mkfs.ext4, and root to mount it", err == nil && os.Geteuid() == 0)
@@ -47,10 +47,14 @@ func PowerCut(t *testing.T) (dir string, cut func()) {
 	run("mkfs.ext4", "-q", device)
 	mount()
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-	return dir, func() {
+	return dir, func(names bool) {
 		root := testtool.Must(os.Open(dir))(t)
-		const shutdown, withLog = 0x8004587d, 1 // EXT4_IOC_SHUTDOWN
-		require.NoError(t, unix.IoctlSetPointerInt(int(root.Fd()), shutdown, withLog))
+		const shutdown, withLog, withoutLog = 0x8004587d, 1, 2 // EXT4_IOC_SHUTDOWN
+		how := withoutLog
+		if names {
+			how = withLog
+		}
+		require.NoError(t, unix.IoctlSetPointerInt(int(root.Fd()), shutdown, how))
 		require.NoError(t, root.Close())
 		run("umount", dir)
 		mount()
