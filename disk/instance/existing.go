@@ -178,7 +178,7 @@ func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err 
 		return fmt.Sprintf("the image has changed: its virtual size is %d now, and was %d",
 			o.img.Size(), s.ImageSize), nil
 	}
-	if s.Complete && o.opt.OnImageChange == ImageChangeKeep {
+	if s.Complete && o.opt.OnImageChange == ImageChangeKeep && o.dir.persistent {
 		// the disk is served with any image, so do not wait until the image is read
 		return "", nil
 	}

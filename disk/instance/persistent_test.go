@@ -148,6 +148,16 @@ func TestKeptDiskDoesNotReadItsImage(t *testing.T) {
 	kept, logs := start(t, path, opt)
 	require.Zero(t, logs.FilterMessageSnippet("checking whether the image").Len())
 	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, kept, kept.Size())))
+
+	// A disk in the work directory is always of the image that is there.
+	opt = Options{WorkDir: t.TempDir(), OnImageChange: ImageChangeKeep}
+	inst, _ = start(t, path, opt)
+	settle(t, inst)
+	require.NoError(t, inst.Close())
+	content = filetest.Sample(3<<20, 3)
+	moved(t, path, content)
+	made, _ := start(t, path, opt)
+	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, made, made.Size())))
 }
 
 // TestHalfReceivedDiskIsNone: what an interrupted transfer leaves has its size and not its content.
