@@ -262,7 +262,9 @@ func (run *run) read(off int64, in []segment, length int64) error {
 	defer d.End()
 	run.Enter(d)
 	defer run.Leave()
-	if run.direct(in, length) {
+	// Otherwise a change of several steps could come between the calls for two segments.
+	inCalls := len(in) == 1 || length > piece || d.Exclusive() || d.Protected()
+	if inCalls && run.direct(in, length) {
 		for i := range in {
 			if _, err := run.r.Read(d, in[i].p, off); err != nil {
 				return err

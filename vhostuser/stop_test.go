@@ -270,6 +270,29 @@ func TestReadsSeeNothingHalfDone(t *testing.T) {
 	}
 }
 
+// TestReadOfSegmentsIsOne: such a change does not come between two segments of a read, either.
+func TestReadOfSegmentsIsOne(t *testing.T) {
+	fault, answers := disktest.NewFault(disktest.NewMemory(diskSize)), make(chan struct{})
+	v := serve(t, fault, func(o *serving.Options) { o.Access = serving.AccessWriteShared })
+	d := v.dial(t, vhosttest.Options{Layout: vhosttest.Layout{Data: []int{512}, Regions: true},
+		Regions: []vhosttest.RegionOptions{{Size: 1 << 20}, {Addr: 1 << 30, Size: 1 << 20}}})
+	ranges := &v.disks.At(1).Ranges
+	fault.Inject(disktest.Rule{Op: disktest.OpRead, Times: 1, Block: answers})
+	read := begin(t, d, 1, vhosttest.Command{Type: vhosttest.TypeRead, In: 1024})[0]
+	testtool.Eventually(t, func() bool { return fault.Calls(disktest.OpRead) == 1 })
+	changed := testtool.Go(func() error {
+		var h rangelock.Hold
+		h.Set(rangelock.Exclusive, "", 0, 1024)
+		ranges.Lock(&h)
+		defer ranges.Unlock(&h)
+		return testtool.Err(fault.WriteAt(t.Context(), bytes.Repeat([]byte{1}, 1024), 0))
+	})
+	testtool.Eventually(t, func() bool { return ranges.State().Waiting == 1 })
+	close(answers)
+	require.NoError(t, <-changed)
+	require.Equal(t, make([]byte, 1024), testtool.Must(read.Wait())(t))
+}
+
 // TestKickedBeforeItsTurn: a write that waits for another one when its guest is kicked is not done
 // then. The next connection has it.
 func TestKickedBeforeItsTurn(t *testing.T) {
