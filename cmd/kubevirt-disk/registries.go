@@ -155,7 +155,11 @@ func (a *app) withRegistryOf(cmd *cobra.Command, l loader, opt reach,
 	return running(func(cmd *cobra.Command, _ []string) error {
 		ctx, stop := a.interruptible(cmd.Context(), nil, nil)
 		defer stop()
-		return work(ctx, client)
+		err := work(ctx, client)
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) { // work has no better words
+			return errors.New("interrupted: run the same command again")
+		}
+		return err
 	})(cmd, nil)
 }
 

@@ -8,14 +8,17 @@ import (
 	"encoding/pem"
 	"io"
 	"log"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	inmemory "github.com/google/go-containerregistry/pkg/registry"
 	"github.com/secure-systems-lab/go-securesystemslib/encrypted"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/durable"
@@ -306,5 +309,24 @@ func TestNewPasswordIsAskedForTwice(t *testing.T) {
 			require.Contains(t, said.String(), "the two passwords differ")
 			require.NoFileExists(t, prefix+".key")
 		}
+	}
+}
+
+// TestRegistryIsInterrupted: a command that waits for a registry says that it was interrupted.
+func TestRegistryIsInterrupted(t *testing.T) {
+	cleanEnv(t)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		assert.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+		<-r.Context().Done()
+	}))
+	defer server.Close()
+	ref := strings.TrimPrefix(server.URL, "http://") + "/vm/a:1"
+	t.Setenv("COSIGN_PASSWORD", "")
+	key := filepath.Join(t.TempDir(), "own")
+	saidOf(t, exitDone, "key", "generate", "--output="+key)
+	for _, args := range [][]string{{"inspect", ref}, {"sign", ref, "--sign-key=" + key + ".key"},
+		{"verify", ref, "--verify-key=" + key + ".pub"}} {
+		require.Equal(t, "kubevirt-disk: interrupted: run the same command again\n",
+			saidOf(t, exitFailed, args...))
 	}
 }
