@@ -156,10 +156,18 @@ func (a *app) withRegistryOf(cmd *cobra.Command, l loader, opt reach,
 		ctx, stop := a.interruptible(cmd.Context(), nil, nil)
 		defer stop()
 		err := work(ctx, client)
-		if ctx.Err() != nil && errors.Is(err, context.Canceled) { // work has no better words
-			return errors.New("interrupted: run the same command again")
+		if ctx.Err() == nil || !errors.Is(err, context.Canceled) { // such as: work has better words
+			return err
 		}
-		return err
+		said := []error{errors.New("interrupted: run the same command again")}
+		if all, ok := err.(interface{ Unwrap() []error }); ok { // others may say what is left
+			for _, err := range all.Unwrap() {
+				if !errors.Is(err, context.Canceled) {
+					said = append(said, err)
+				}
+			}
+		}
+		return errors.Join(said...)
 	})(cmd, nil)
 }
 

@@ -2,10 +2,13 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto"
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net/http"
@@ -18,12 +21,16 @@ import (
 
 	inmemory "github.com/google/go-containerregistry/pkg/registry"
 	"github.com/secure-systems-lab/go-securesystemslib/encrypted"
+	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // encryptedKey writes a key as cosign does.
@@ -329,4 +336,16 @@ func TestRegistryIsInterrupted(t *testing.T) {
 		require.Equal(t, "kubevirt-disk: interrupted: run the same command again\n",
 			saidOf(t, exitFailed, args...))
 	}
+
+	// What is left is told, too.
+	cmd := new(cobra.Command)
+	cmd.SetContext(t.Context())
+	settings.AddSettings(cmd.Flags(), new(reach).settings())
+	err := new(app).withRegistry(cmd, testtool.Must(transport.ParseReference(ref))(t),
+		func(ctx context.Context, _ *registry.Client) error {
+			assert.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+			<-ctx.Done()
+			return errors.Join(fmt.Errorf("asking: %w", ctx.Err()), errors.New("a file is left"))
+		})
+	require.EqualError(t, err, "interrupted: run the same command again\na file is left")
 }
