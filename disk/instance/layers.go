@@ -313,7 +313,7 @@ func volumeID(path string) (string, error) {
 	if err == nil {
 		err = osfile.Retry(func() error { return unix.Statfs(path, &fs) })
 	}
-	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) || err == nil &&
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, os.ErrPermission) || err == nil &&
 		fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
 		return "", nil
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -260,4 +261,22 @@ func TestAnotherPlaceThatCannotBeRead(t *testing.T) {
 		require.ErrorContains(t, err, "too many", "persistent: %v", persistent)
 	}
 	require.ErrorIs(t, testtool.Err(volumeID(loop)), unix.ELOOP)
+
+	// Where nobody may ask, the volume is unknown, and that is no error.
+	require.NoError(t, os.Mkdir(filepath.Join(base, "below"), 0o700))
+	require.NoError(t, os.Chmod(base, 0))
+	require.NoError(t, <-testtool.Go(func() error {
+		runtime.LockOSThread() // for good, so that the thread ends with the goroutine
+		if os.Geteuid() == 0 {
+			if err := unix.Setfsuid(65534); err != nil {
+				return err
+			}
+		}
+		id, err := volumeID(filepath.Join(base, "below"))
+		if id != "" {
+			return errors.New(id)
+		}
+		return err
+	}))
+	require.NoError(t, os.Chmod(base, 0o700))
 }
