@@ -2,18 +2,17 @@ package serving
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/status"
 )
 
@@ -120,7 +119,7 @@ func (cs *Connections[C]) Accept(l net.Listener, begin func(net.Conn) C) error {
 		if cs.Closing() {
 			return ErrClosed
 		}
-		if !temporary(err) {
+		if !socket.Passes(err) {
 			return fmt.Errorf("portal %s: %w", l.Addr(), err)
 		}
 		if failed == 0 {
@@ -406,18 +405,3 @@ func (cs *Connections[C]) sessions(which func(status.Session) bool, each func(C)
 // acceptPauses are the waits after one, two and more failures of accept in a row.
 var acceptPauses = [...]time.Duration{5 * time.Millisecond, 20 * time.Millisecond,
 	100 * time.Millisecond, 500 * time.Millisecond}
-
-// temporary reports whether an error of accept will pass: there are no descriptors or no memory, or
-// the connection was closed before it was accepted (accept(2)).
-func temporary(err error) bool {
-	var errno syscall.Errno
-	if !errors.As(err, &errno) {
-		var t interface{ Temporary() bool }
-		return errors.As(err, &t) && t.Temporary()
-	}
-	switch errno {
-	case syscall.EBADF, syscall.EINVAL, syscall.ENOTSOCK, syscall.EOPNOTSUPP, syscall.EFAULT:
-		return false
-	}
-	return true
-}

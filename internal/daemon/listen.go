@@ -40,7 +40,7 @@ func listen(ctx context.Context, what string, a options.Address, all []options.A
 	l, err := lc.Listen(ctx, a.Network(all), a.String())
 	switch {
 	case err == nil:
-		return l, nil
+		return socket.Lasting(l), nil
 	case errors.Is(err, syscall.EADDRINUSE):
 		err = fmt.Errorf("%s %s: the port is taken, by another setting or by another process, "+
 			"which may be in another container of the pod: stop it, or choose another port with "+

@@ -65,7 +65,7 @@ func ListenUnix(path string) (net.Listener, error) {
 	// The name of the socket begins with /proc/self/fd/N. N will soon be another file, so the
 	// listener must not remove the socket by that name.
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	return &listener{Listener: l, path: path, made: made}, nil
+	return &listener{Listener: Lasting(l), path: path, made: made}, nil
 }
 
 // ListenUnixAside is ListenUnix for a directory in which others expect every socket to answer. The
@@ -124,6 +124,42 @@ func (l *listener) Close() (err error) {
 		err = l.Listener.Close()
 	})
 	return err
+}
+
+// Lasting returns the listener for servers of net/http. They end for ever after errors of accept
+// such as ENOMEM, which pass.
+func Lasting(l net.Listener) net.Listener { return lasting{l} }
+
+type lasting struct{ net.Listener }
+
+func (l lasting) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil && Passes(err) {
+		err = passing{err}
+	}
+	return c, err
+}
+
+// passing is an error after which net/http accepts again, after a pause.
+type passing struct{ error }
+
+func (p passing) Unwrap() error { return p.error }
+func (passing) Timeout() bool   { return false }
+func (passing) Temporary() bool { return true }
+
+// Passes reports whether an error of accept will pass: there are no descriptors or no memory, or
+// the connection was closed before it was accepted (accept(2)).
+func Passes(err error) bool {
+	var errno unix.Errno
+	if !errors.As(err, &errno) {
+		var t interface{ Temporary() bool }
+		return errors.As(err, &t) && t.Temporary()
+	}
+	switch errno {
+	case unix.EBADF, unix.EINVAL, unix.ENOTSOCK, unix.EOPNOTSUPP, unix.EFAULT:
+		return false
+	}
+	return true
 }
 
 // named puts the path that a person knows into an error with a socket's short path.

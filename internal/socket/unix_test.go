@@ -2,12 +2,16 @@ package socket
 
 import (
 	"fmt"
+	"io"
+	"log"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -205,4 +209,28 @@ func TestLocalUserElsewhere(t *testing.T) {
 	_, err = LocalUser(c)
 	require.ErrorContains(t, err, "IPv4")
 	require.False(t, strings.Contains(err.Error(), "%!"))
+}
+
+// failsOnce is a listener that has no memory for the first connection.
+type failsOnce struct {
+	net.Listener
+	failed atomic.Bool
+}
+
+func (l *failsOnce) Accept() (net.Conn, error) {
+	if l.failed.CompareAndSwap(false, true) {
+		return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", unix.ENOMEM)}
+	}
+	return l.Listener.Accept()
+}
+
+// TestServerOfHTTPLasts: an error of accept that passes does not end a server of net/http.
+func TestServerOfHTTPLasts(t *testing.T) {
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
+	srv := &http.Server{Handler: http.NotFoundHandler(), ErrorLog: log.New(io.Discard, "", 0)}
+	ended := testtool.Go(func() error { return srv.Serve(Lasting(&failsOnce{Listener: l})) })
+	res := testtool.Must(http.Get("http://" + l.Addr().String()))(t)
+	require.NoError(t, res.Body.Close())
+	require.NoError(t, srv.Close())
+	require.ErrorIs(t, testtool.Await(t, ended), http.ErrServerClosed)
 }
