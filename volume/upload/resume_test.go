@@ -213,7 +213,14 @@ func TestKilled(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(v.Dir(), dataName), raw, 0o600))
 		s.volumes.all[name] = v
 	}
+	begun := s.create(t, "begun", int64(len(raw)))
+	disk := (&fakeVolume{of: s.volumes, name: "begun"}).Disk()
+	first := testtool.Must(loadRecord(disk))(t)
+	first.Sums = nil // killed before the first answer
+	require.NoError(t, first.save(disk))
 	s = s.restart(t)
+	requireSays(t, s.append(t, begun, 0, raw, true, "Repr-Digest", digest256(raw)),
+		http.StatusCreated)
 	s.requireNone(t, "made")
 	s.requireEmpty(t, "awaits")
 	require.Equal(t, 1<<20, s.offset(t, at))

@@ -53,11 +53,13 @@ func newSession(name string, v Volume, r record) *session {
 
 // restore makes a session from the record of an earlier one.
 func restore(name string, v Volume, r record) (*session, error) {
-	s := &session{name: name, volume: v, base: r, length: r.Length, offset: r.Offset, head: r.Head,
-		format: r.Format}
+	s := newSession(name, v, r)
+	s.offset, s.head, s.format = r.Offset, r.Head, r.Format
 	var err error
-	if s.sums, err = loadSummer(r.Sums); err != nil {
-		return nil, err
+	if r.Offset > 0 { // the first record of an upload has no digests
+		if s.sums, err = loadSummer(r.Sums); err != nil {
+			return nil, err
+		}
 	}
 	if r.Placed { // the process ended before the volume was served
 		if err := takeBack(v); err != nil {
