@@ -158,6 +158,19 @@ func TestMirrorOfAnotherManifest(t *testing.T) {
 	require.True(t, bytes.Equal(content, bytesOf(t, dest)))
 }
 
+// TestMirrorSendsNoManifest: a mirror answers for a tag with a page, or with a part of a manifest.
+func TestMirrorSendsNoManifest(t *testing.T) {
+	content := noise(96, 8<<10)
+	for _, text := range []string{"<html>log in</html>", `{"schemaVersion":2,"layers":[`, ""} {
+		registry, mirror, opt := mirrored(t)
+		registry.NewImage(t, content)
+		mirror.NewImage(t, content)
+		mirror.Replace(mirror.Tags["1"].Digest.String(), []byte(text))
+		brings(t, newClient(t, opt), registry.ref(t, "vm/a:1"), PullOptions{}, content)
+		require.Positive(t, mirror.Requests("/manifests/1"))
+	}
+}
+
 // TestMirrorLacksManifest: what the registry says counts, also where a mirror was asked after it.
 func TestMirrorLacksManifest(t *testing.T) {
 	registry, _, opt := mirrored(t)

@@ -186,6 +186,9 @@ func (r *repository) Manifest(ctx context.Context, digest string) ([]byte, strin
 		if err == nil && strings.HasPrefix(name, "sha256:") {
 			err = CheckDigest(content, name)
 		}
+		if err == nil && e.mirror && !json.Valid(content) { // a tag: nothing else shows that
+			err = errors.New("its answer is no manifest")
+		}
 		if err == nil {
 			r.move(e, true)
 			return content, mediaType, nil
