@@ -251,6 +251,26 @@ func TestInsecure(t *testing.T) {
 	require.ErrorContains(t, err, "--insecure-registry")
 }
 
+// TestFirstAnswerIsLost: a registry without TLS whose first answer does not come is asked again.
+func TestFirstAnswerIsLost(t *testing.T) {
+	l := newLying(t)
+	content := noise(27, 8192)
+	l.NewImage(t, content)
+	inner := l.Server.Config.Handler
+	lost := false
+	l.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !lost {
+			lost = true
+			panic(http.ErrAbortHandler)
+		}
+		inner.ServeHTTP(w, r)
+	})
+	for _, opt := range []transport.Options{{}, l.options()} {
+		lost = false
+		brings(t, newClient(t, opt), l.ref(t, "vm/a:1"), PullOptions{}, content)
+	}
+}
+
 // TestCredentials: a credential from a file, or one that was named, opens the registry, and nothing
 // shows it. Which file and key count is TestCredentialKeys'.
 func TestCredentials(t *testing.T) {

@@ -387,12 +387,20 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		err = withoutSecrets(x.explain(err), req)
 		x.end()
+		if req.URL.Scheme == "http" {
+			err = &plainError{err}
+		}
 		return nil, err
 	}
 	g.answered()
 	x.answered(res, g.body)
 	return res, nil
 }
+
+// plainError is what has failed of a request without TLS, which may go out.
+type plainError struct{ error }
+
+func (e *plainError) Unwrap() error { return e.error }
 
 // send sends a request. It verifies certificates first, also where they need not be valid.
 func (g *guard) send(req *http.Request) (*http.Response, error) {

@@ -320,6 +320,10 @@ func explain(err error) error {
 	if token, ok := errors.AsType[*tokenError](err); ok {
 		err = token
 	}
+	plain := new(plainError)
+	if errors.Is(err, http.ErrSchemeMismatch) && errors.As(err, &plain) {
+		err = plain // it was asked by TLS first, which it does not have
+	}
 	err = withoutQuery(err)
 	switch {
 	case errors.As(err, new(*tls.CertificateVerificationError)):
