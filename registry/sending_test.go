@@ -293,6 +293,38 @@ func pieceFault(p *pushTry, patch func(w http.ResponseWriter, r *http.Request) b
 	}
 }
 
+// TestPushLosesAnswers: the blob that a registry has taken in one request is not sent again where
+// only the answer was lost, and an upload that the registry has forgotten before the first piece
+// begins anew.
+func TestPushLosesAnswers(t *testing.T) {
+	p := newPushTry(t)
+	wholes, forgotten := 0, false
+	p.m.fault = func(w http.ResponseWriter, r *http.Request) bool {
+		further := !strings.HasPrefix(r.Header.Get("Content-Range"), "0-")
+		switch {
+		case r.Method == http.MethodPatch && !forgotten:
+			forgotten = true
+			p.u.forget(true)
+		case r.Method == http.MethodPatch && further:
+			_, _ = io.Copy(io.Discard, r.Body) // it keeps no pieces
+			w.Header().Set("Location", r.URL.String())
+			w.Header().Set("Range", "0-8388607")
+			w.WriteHeader(http.StatusAccepted)
+			return true
+		case r.Method == http.MethodPut && r.ContentLength > pushedSize:
+			wholes++
+			p.u.serve(httptest.NewRecorder(), r)
+			w.WriteHeader(http.StatusGatewayTimeout)
+			return true
+		}
+		return p.u.serve(w, r)
+	}
+	require.NoError(t, p.push(t.Context(), t))
+	require.True(t, forgotten)
+	require.Equal(t, 1, wholes)
+	p.whole(t)
+}
+
 // created changes 202 into 201.
 type created struct{ http.ResponseWriter }
 

@@ -118,7 +118,8 @@ func (s *sending) next(ctx context.Context) error {
 		s.tries.progress()
 		return s.tries.waitForRetry(ctx, err)
 	case s.at != nil && refused(err) && s.restarts < maxRestarts &&
-		(s.told || ended || s.ended && s.pieces > 1 || 0 < s.off && s.off < s.desc.Size):
+		(s.told || ended || s.ended && s.pieces > 1 || 0 < s.off && s.off < s.desc.Size ||
+			notFound(err)):
 		// The registry has another amount than it should, or does not know the upload any more,
 		// possibly because it is complete.
 		if s.restarts++; s.told || s.ended {
@@ -212,7 +213,7 @@ func (s *sending) request(ctx context.Context) error {
 }
 
 func (s *sending) begin(ctx context.Context) (err error) {
-	if s.ended { // the blob may be there, and only the answer was lost
+	if s.ended || s.whole { // the blob may be there, and only the answer was lost
 		if s.done, err = s.u.has(ctx, s.desc); err != nil {
 			return err
 		}
