@@ -150,13 +150,25 @@ func (e *unreadableError) Unwrap() error { return e.err }
 // errAgain says that a step must be repeated.
 var errAgain = errors.New("the server does not have all that was sent")
 
+// unexpected is the error for an answer that no volumes server gives: a proxy before it may have
+// answered, and the server may know nothing of the request.
+func unexpected(answer *http.Response) error {
+	return fmt.Errorf("%w: the answer is %s, which may be of a proxy before it", errAgain,
+		answer.Status)
+}
+
 // fatal returns err if another attempt is useless.
 func (u *upload) fatal(err error) error {
 	var refused *api.Error
 	again := errors.Is(err, errAgain) || errors.As(err, new(*url.Error)) &&
 		!errors.As(err, new(*tls.CertificateVerificationError))
 	if errors.As(err, &refused) {
-		again = refused.Status >= 500 && refused.Status != http.StatusInsufficientStorage
+		switch refused.Status {
+		case http.StatusRequestTimeout, http.StatusTooManyRequests: // of a proxy before the server
+			again = true
+		default:
+			again = refused.Status >= 500 && refused.Status != http.StatusInsufficientStorage
+		}
 	}
 	if advice := u.wrongAddress(err); advice != "" {
 		return fmt.Errorf("%w: %s", err, advice)
@@ -291,6 +303,9 @@ func (u *upload) ask(ctx context.Context) (api.Volume, error) {
 	if refused := Refusal(answer); refused != nil {
 		return api.Volume{}, refused
 	}
+	if answer.StatusCode != http.StatusNoContent {
+		return api.Volume{}, unexpected(answer)
+	}
 	offset, err := strconv.ParseInt(answer.Header.Get("Upload-Offset"), 10, 64)
 	if err != nil || offset < 0 || offset > u.size {
 		return api.Volume{}, u.another("with %q", answer.Header.Get("Upload-Offset"))
@@ -319,6 +334,10 @@ func (u *upload) another(what, number string) error {
 func (u *upload) lost(ctx context.Context) (api.Volume, error) {
 	if u.sent {
 		v, err := u.c.Get(ctx, u.name)
+		refused, ok := errors.AsType[*api.Error](err)
+		if err != nil && (!ok || refused.Status != http.StatusNotFound) {
+			return api.Volume{}, err
+		}
 		if err == nil && (v.Info.State == api.StateReady || v.Info.State == api.StateFilling) {
 			u.done = true
 			return v, nil
@@ -396,6 +415,9 @@ func (u *upload) end(ctx context.Context) (api.Volume, error) {
 	}
 	if refused := Refusal(answer); refused != nil {
 		return api.Volume{}, refused
+	}
+	if answer.StatusCode != http.StatusCreated {
+		return api.Volume{}, unexpected(answer)
 	}
 	var v api.Volume
 	if err := json.NewDecoder(io.LimitReader(answer.Body, maxAnswer)).Decode(&v); err != nil {

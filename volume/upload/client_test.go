@@ -232,6 +232,69 @@ func TestClientIsRefused(t *testing.T) {
 	s.requireEmpty(t, "vm")
 }
 
+// TestClientAndProxy: a proxy answers one request of an upload in the place of the server. That is
+// no end of the upload, whatever its status is.
+func TestClientAndProxy(t *testing.T) {
+	raw := rawDisk(2 << 20)
+	for _, c := range []struct {
+		at       int // the number of that request
+		statuses []int
+	}{{1, []int{408, 429, 503}}, {2, []int{202, 302, 408, 429, 503}},
+		{3, []int{202, 204, 302, 408, 429, 503}}} {
+		for _, status := range c.statuses {
+			t.Run(fmt.Sprintf("%d of request %d", status, c.at), func(t *testing.T) {
+				s := newServer(t)
+				s.json()
+				s.volumes.add(t, "vm", 0)
+				n := atomic.Int32{}
+				proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
+					r *http.Request) {
+					if int(n.Add(1)) != c.at {
+						s.Handler.ServeHTTP(w, r)
+						return
+					}
+					_, _ = io.Copy(io.Discard, r.Body)
+					w.WriteHeader(status)
+					_, _ = io.WriteString(w, `{"error": "log in first"}`)
+				}))
+				defer proxy.Close()
+				up := newClient(t, proxy.Listener.Addr().String())
+				require.NoError(t, testtool.Err(up.Upload(t.Context(), "vm", bytes.NewReader(raw),
+					int64(len(raw)), client.UploadOptions{})))
+				require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
+			})
+		}
+	}
+}
+
+// TestClientLosesTheLastAnswer: the volume has everything, and neither the client learns of that,
+// nor is its first question about the volume answered.
+func TestClientLosesTheLastAnswer(t *testing.T) {
+	raw := rawDisk(2 << 20)
+	s := newServer(t)
+	s.json()
+	s.volumes.add(t, "vm", 0)
+	gets := atomic.Int32{}
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Header.Get("Upload-Complete") == "?1":
+			s.Handler.ServeHTTP(httptest.NewRecorder(), r)
+			w.WriteHeader(http.StatusGatewayTimeout)
+		case r.Method == http.MethodGet && gets.Add(1) == 1:
+			w.WriteHeader(http.StatusBadGateway)
+		case r.Method == http.MethodGet:
+			_ = json.NewEncoder(w).Encode(api.Volume{Info: api.Info{State: api.StateReady}})
+		default:
+			s.Handler.ServeHTTP(w, r)
+		}
+	}))
+	defer proxy.Close()
+	c := newClient(t, proxy.Listener.Addr().String())
+	require.NoError(t, testtool.Err(c.Upload(t.Context(), "vm", bytes.NewReader(raw),
+		int64(len(raw)), client.UploadOptions{})))
+	require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
+}
+
 // TestClientGivesUp: if nobody answers, the client says so in time.
 func TestClientGivesUp(t *testing.T) {
 	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
