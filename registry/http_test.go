@@ -251,22 +251,30 @@ func TestInsecure(t *testing.T) {
 	require.ErrorContains(t, err, "--insecure-registry")
 }
 
-// TestFirstAnswerIsLost: a registry without TLS whose first answer does not come is asked again.
+// TestFirstAnswerIsLost: a registry without TLS whose first answer does not come is asked again. If
+// that answer asks for a long pause, nobody asks before it is over.
 func TestFirstAnswerIsLost(t *testing.T) {
 	l := newLying(t)
 	content := noise(27, 8192)
 	l.NewImage(t, content)
 	inner := l.Server.Config.Handler
-	lost := false
+	lost, busy := false, false
 	l.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !lost {
 			lost = true
+			if busy {
+				w.Header().Set("Retry-After", "3600")
+				w.WriteHeader(http.StatusTooManyRequests)
+				return
+			}
 			panic(http.ErrAbortHandler)
 		}
 		inner.ServeHTTP(w, r)
 	})
 	for _, opt := range []transport.Options{{}, l.options()} {
-		lost = false
+		lost, busy = false, true
+		require.ErrorContains(t, testtool.Err(pullHTTP(t, l, opt)), "the next try is for in 1h0m0s")
+		lost, busy = false, false
 		brings(t, newClient(t, opt), l.ref(t, "vm/a:1"), PullOptions{}, content)
 	}
 }

@@ -393,6 +393,9 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	g.answered()
+	if pause := res.Header.Get(retryHeader); pause != "" {
+		req.Header.Set(retryHeader, pause) // an error of the library shows the request only
+	}
 	x.answered(res, g.body)
 	return res, nil
 }

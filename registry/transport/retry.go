@@ -24,6 +24,8 @@ const (
 	LongPause  = 10 * time.Second
 	// maxRefused is how often a refusal may count as an expired token or signature.
 	maxRefused = 4
+	// retryHeader says when to ask again.
+	retryHeader = "Retry-After"
 	// maxErrorBody is how much of an answer with an error is read, in bytes.
 	maxErrorBody = 16 << 10
 )
@@ -271,7 +273,7 @@ func (e *endpoint) statusError(res *http.Response) *StatusError {
 	}
 	body, _ := io.ReadAll(io.LimitReader(res.Body, maxErrorBody))
 	s.Detail = errorDetail(body, res.Request)
-	s.after = retryAfter(res.Header.Get("Retry-After"), time.Now())
+	s.after = retryAfter(res.Header.Get(retryHeader), time.Now())
 	return s
 }
 
@@ -309,6 +311,7 @@ func explain(err error) error {
 		s := &StatusError{Status: answered.StatusCode, basic: true} // of a token server
 		if answered.Request != nil {
 			s.Host, s.Method = answered.Request.URL.Host, answered.Request.Method
+			s.after = retryAfter(answered.Request.Header.Get(retryHeader), time.Now())
 		}
 		var parts []string
 		for _, d := range answered.Errors[:min(len(answered.Errors), 3)] {
