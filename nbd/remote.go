@@ -7,13 +7,16 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/serving"
@@ -116,11 +119,13 @@ func OpenRemote(ctx context.Context, opt RemoteOptions) (*Remote, error) {
 	return r, nil
 }
 
-// Unreachable reports whether an error of OpenRemote says that no server has answered. Then another
-// attempt may succeed.
+// Unreachable reports whether an error of OpenRemote says that no server has answered to the end.
+// Then another attempt may succeed.
 func Unreachable(err error) bool {
 	var network *net.OpError
-	return errors.As(err, &network) && network.Op == "dial" || errors.Is(err, errSilent)
+	return errors.As(err, &network) && network.Op == "dial" ||
+		slices.ContainsFunc([]error{errSilent, io.EOF, io.ErrUnexpectedEOF, unix.ECONNRESET,
+			unix.EPIPE}, func(broken error) bool { return errors.Is(err, broken) })
 }
 
 // lastError is why the server could not be used.

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -105,13 +106,24 @@ func TestUnreachable(t *testing.T) {
 	defer stop()
 	err := try(short, l.Addr().String())
 	require.True(t, Unreachable(err), "it takes no connection off the queue: %v", err)
+	hello := binary.BigEndian.AppendUint64(nil, magicInit)
+	hello = append(binary.BigEndian.AppendUint64(hello, magicOption), 0,
+		flagFixedNewstyle|flagNoZeroes)
+	cut := atomic.Int32{} // how much it says before it ends a connection
 	go func() {
 		for nc, err := l.Accept(); err == nil; nc, err = l.Accept() {
+			n := int(cut.Load())
+			if _, err := nc.Write(hello[:n]); err == nil && n == len(hello) {
+				_, _ = io.CopyN(io.Discard, nc, 4+16) // flags, and the beginning of an option
+			}
 			_ = nc.Close()
 		}
 	}()
-	err = try(t.Context(), l.Addr().String())
-	require.True(t, Unreachable(err), "it closes them: %v", err)
+	for _, n := range []int{0, 1, len(hello)} {
+		cut.Store(int32(n))
+		err = try(t.Context(), l.Addr().String())
+		require.True(t, Unreachable(err), "it closes them after %d bytes: %v", n, err)
+	}
 	require.NoError(t, l.Close())
 	err = try(t.Context(), l.Addr().String())
 	require.True(t, Unreachable(err), "%v", err)
