@@ -231,6 +231,15 @@ func TestPlainStorage(t *testing.T) {
 	brings(t, newClient(t, opt), l.ref(t, "vm/a:1"), PullOptions{}, content)
 }
 
+// TestRedirectLoop: redirects that lead in a circle end a pull at once.
+func TestRedirectLoop(t *testing.T) {
+	l := newLying(t)
+	l.NewImage(t, noise(28, 8192))
+	l.Elsewhere = l.Server.URL + "/v2/vm/a/blobs"
+	require.ErrorContains(t, testtool.Err(pullHTTP(t, l, l.options())), "after 10 redirects")
+	require.Equal(t, 10, l.Requests("/blobs/"))
+}
+
 // TestInsecure: without the user's permission a registry is never used without TLS, unless it is on
 // this machine.
 func TestInsecure(t *testing.T) {

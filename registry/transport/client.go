@@ -337,7 +337,7 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	tidy(req.URL)
 	req.Header.Del("Referer") // its query may be a signature
 	if len(via) >= maxRedirects {
-		return fmt.Errorf("stopped after %d redirects", maxRedirects)
+		return permanent(fmt.Errorf("stopped after %d redirects", maxRedirects))
 	}
 	return nil
 }
