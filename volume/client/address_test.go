@@ -23,6 +23,31 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
+// TestAnswerOfAProxy: an answer that no volumes server gives is no success.
+func TestAnswerOfAProxy(t *testing.T) {
+	for method, statuses := range map[string][]int{http.MethodGet: {204, 206, 302},
+		http.MethodPut: {204, 302}, http.MethodDelete: {200, 202, 302}} {
+		for _, status := range statuses {
+			proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
+				_ *http.Request) {
+				w.WriteHeader(status)
+				_, _ = io.WriteString(w, `{"error": "log in first"}`)
+			}))
+			c := testtool.Must(New(Options{Server: proxy.URL}))(t)
+			err := map[string]func() error{
+				http.MethodGet: func() error { return testtool.Err(c.Get(t.Context(), "vm")) },
+				http.MethodPut: func() error {
+					return testtool.Err(c.Put(t.Context(), "vm", api.Spec{}))
+				},
+				http.MethodDelete: func() error { return c.Delete(t.Context(), "vm", false) },
+			}[method]()
+			require.ErrorContains(t, err, "which no volumes server does", "%s %d", method, status)
+			c.Close()
+			proxy.Close()
+		}
+	}
+}
+
 // TestUploadToAWrongAddress: what cannot heal ends the upload at once, with what to do. A server
 // that has answered may be starting again, so the upload goes on trying.
 func TestUploadToAWrongAddress(t *testing.T) {

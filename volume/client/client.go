@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -199,7 +200,15 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 	if err := Refusal(answer); err != nil {
 		return err
 	}
-	if out == nil || answer.StatusCode == http.StatusNoContent {
+	want := []int{http.StatusOK, http.StatusCreated, http.StatusAccepted}
+	if out == nil {
+		want = []int{http.StatusNoContent}
+	}
+	if !slices.Contains(want, answer.StatusCode) { // what was asked for may not be done
+		return fmt.Errorf("%s answers %s, which no volumes server does: check the address, and "+
+			"the proxies in front of it", c.base.Host, answer.Status)
+	}
+	if out == nil {
 		return nil
 	}
 	if err := json.NewDecoder(io.LimitReader(answer.Body, maxAnswer)).Decode(out); err != nil {
