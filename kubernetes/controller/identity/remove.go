@@ -65,13 +65,19 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 		}
 	}
 	if ours {
-		if err := objects.DeleteClaim(ctx, r.Client, claim); err != nil {
+		err := objects.DeleteClaim(ctx, r.Client, claim)
+		// A policy of the cluster may keep claims. The log alone would say why nothing happens.
+		_, message := objects.Refused(err, "that the claim "+claim.Name+" is deleted")
+		switch {
+		case message != "":
+		case err != nil:
 			return ctrl.Result{}, err
+		default:
+			message = fmt.Sprintf("the claim %s is being deleted: `kubectl describe pvc %s` says "+
+				"which pod still has it", claim.Name, claim.Name)
 		}
 		// The end of the claim triggers another reconcile.
-		return ctrl.Result{RequeueAfter: maxPoll}, r.deleting(ctx, before, fmt.Sprintf(
-			"the claim %s is being deleted: `kubectl describe pvc %s` says which pod still has it",
-			claim.Name, claim.Name))
+		return ctrl.Result{RequeueAfter: maxPoll}, r.deleting(ctx, before, message)
 	}
 	// --cascade=orphan has removed the owner. The claim stays, and any other object may take it.
 	if claim != nil && claim.Labels[v1alpha1.LabelIdentity] == before.Name &&

@@ -1,12 +1,15 @@
 package identity
 
 import (
+	"errors"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -75,6 +78,29 @@ func TestEveryWayOfDeletion(t *testing.T) {
 		// Whoever has it now can delete it.
 		require.Empty(t, claim.Finalizers, policy)
 		require.Nil(t, claim.DeletionTimestamp, policy)
+	}
+}
+
+// TestDeletionThatIsRefused: the condition names what a policy of the cluster refuses, and no more
+// the pod that has ended. When it is allowed, the deletion goes on.
+func TestDeletionThatIsRefused(t *testing.T) {
+	for _, refused := range []string{"delete", "patch"} { // patch: of the claim's finalizer
+		w := settled(t, v1alpha1.DiskSpec{})
+		w.Refuse = func(verb string, o any) error {
+			if _, claim := o.(*corev1.PersistentVolumeClaim); claim && verb == refused {
+				return apierrors.NewForbidden(schema.GroupResource{
+					Resource: "persistentvolumeclaims"}, "vmid-vm", errors.New("claims are kept"))
+			}
+			return nil
+		}
+		w.delete(metav1.DeletePropagationBackground)
+		w.settle()
+		w.require("Ready", "False Deleting", "does not allow that the claim vmid-vm is deleted")
+		w.require("Ready", "False Deleting", "claims are kept")
+		w.Refuse = nil
+		w.settle()
+		require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
+		require.False(t, w.get("vmid-vm", &corev1.PersistentVolumeClaim{}))
 	}
 }
 

@@ -68,6 +68,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		// The status records the new object. Its change triggers another reconcile.
 		return ctrl.Result{RequeueAfter: pollInterval}, err
 	}
+	if reason, message := objects.Refused(err, "a step of that"); reason != "" &&
+		before.Status.Move != nil {
+		// A policy of the cluster may keep volumes, claims or Jobs as they are.
+		id, err = before.DeepCopy(), nil
+		s = moving(v1alpha1.ReasonFailed, "the disk is to be moved, and %s", message).
+			after(afterFailed)
+	}
 	if err != nil || s == nil {
 		return ctrl.Result{}, err
 	}

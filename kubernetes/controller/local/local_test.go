@@ -1,6 +1,8 @@
 package local_test
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
 
@@ -9,10 +11,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -235,6 +239,32 @@ func TestClaimGoesWhileItIsFilled(t *testing.T) {
 	w, former := stopped(t)
 	w.stolen = true
 	w.annotate("node-2")
+	w.converge()
+	w.moved(former)
+}
+
+// TestStepThatIsRefused: where a policy of the cluster keeps volumes as they are, the conditions
+// say so. When it lets them change, the move goes on.
+func TestStepThatIsRefused(t *testing.T) {
+	w, former := stopped(t)
+	w.offAt = v1alpha1.Point
+	w.annotate("node-2")
+	w.converge()
+	w.off, w.offAt = false, ""
+	r := &local.Reconciler{Kit: objects.Kit{Live: w, Client: interceptor.NewClient(w.WithWatch,
+		interceptor.Funcs{Patch: func(_ context.Context, _ client.WithWatch, o client.Object,
+			_ client.Patch, _ ...client.PatchOption) error {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "persistentvolumes"},
+				o.GetName(), errors.New("volumes are kept"))
+		}}), Events: &events.FakeRecorder{Events: w.events},
+		Options: objects.Options{MoveImage: "kubevirt.io:disk-controller"}}}
+	require.NoError(t, testtool.Err(r.Reconcile(t.Context(), ctrl.Request{
+		NamespacedName: types.NamespacedName{Namespace: namespace, Name: "vm"}})))
+	for _, kind := range []string{v1alpha1.ConditionMoving, v1alpha1.ConditionReady} {
+		require.Contains(t, w.condition(kind), "Failed: the disk is to be moved, and the API "+
+			"server does not allow a step of that: volume ")
+		require.Contains(t, w.condition(kind), "volumes are kept")
+	}
 	w.converge()
 	w.moved(former)
 }

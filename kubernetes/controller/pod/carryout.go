@@ -50,10 +50,18 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 		}
 	}
 	for _, p := range d.start {
+		id := client.ObjectKeyFromObject(d.id)
 		if err := r.ungate(ctx, p, annotations(d.id, p)); err != nil {
+			// A policy of the cluster may forbid changes of pods. A gate that has moved, by a cache
+			// that is late, is another answer.
+			reason, message := objects.Refused(err, "that its gate is removed")
+			if reason == v1alpha1.ReasonFailed {
+				r.tell(id, p, &waitingPod{p.UID, reason, fmt.Sprintf("pod %s waits: %s", p.Name,
+					message)})
+			}
 			return err
 		}
-		r.seen.First(note{client.ObjectKeyFromObject(d.id), p.UID, opened})
+		r.seen.First(note{id, p.UID, opened})
 	}
 	return nil
 }

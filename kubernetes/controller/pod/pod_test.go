@@ -384,6 +384,28 @@ func TestQuotaIsFullOfSecrets(t *testing.T) {
 	require.False(t, gated(t, w, "b"))
 }
 
+// TestGateThatMayNotBeRemoved: where a policy of the cluster forbids it, the pod says so, once.
+func TestGateThatMayNotBeRemoved(t *testing.T) {
+	w, work := settled(t, newSet(), gatedPod("a", "vm"))
+	remove(t, w, named(&corev1.Pod{}, "a"))
+	w.Make(t, gatedPod("b", "vm"))
+	w.Refuse = func(verb string, o any) error {
+		if _, pod := o.(*corev1.Pod); !pod || verb != "patch" {
+			return nil
+		}
+		return apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "b",
+			errors.New("pods stay as they are"))
+	}
+	r := work()[0]
+	for range 3 {
+		require.ErrorContains(t, testtool.Err(controllertest.Once(t, r, "vm")), "gate of pod b")
+	}
+	require.Equal(t, []string{"Warning Failed"}, w.Events())
+	w.Refuse = nil
+	w.Settle(t, work, "vm")
+	require.False(t, gated(t, w, "b"))
+}
+
 // The server of the disk has the old credential, so no new one is made beside it.
 func TestSecretOfAServiceDeletedByHand(t *testing.T) {
 	set := newSet(behindService)

@@ -55,7 +55,8 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 	}
 	asked := string(text)
 	if err := r.request(ctx, id, pod, asked); err != nil {
-		return nil, false, err
+		c, err := failed(handoverCondition, "that the server is asked", err)
+		return c, false, err
 	}
 	s, err := r.Ask(ctx, objects.PagesAddress(pod))
 	switch {

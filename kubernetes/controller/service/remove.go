@@ -36,7 +36,7 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 		return false, err
 	}
 	if err := r.dropVolume(ctx, id, claims.Items); err != nil {
-		return false, err
+		return false, noted(id, servedCondition, "that its volume is deleted", err)
 	}
 	if len(claims.Items) > 0 {
 		set(id, servedCondition(v1alpha1.ReasonInUse, fmt.Sprintf("the disk is served until the "+
@@ -46,7 +46,7 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 	}
 	left, err := r.stop(ctx, id)
 	if err != nil {
-		return false, err
+		return false, noted(id, servedCondition, "that its server is deleted", err)
 	}
 	pod, err := r.pod(ctx, r.Live, id)
 	if err != nil || left || pod != nil {

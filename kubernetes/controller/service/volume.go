@@ -109,7 +109,10 @@ func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, addres
 	modes, err := accessModes(id)
 	switch {
 	case name == "":
-		return nil, r.dropVolume(ctx, id, all.Items)
+		if err := r.dropVolume(ctx, id, all.Items); err != nil {
+			return failed(volumeCondition, "that the volume is deleted", err)
+		}
+		return nil, nil
 	case !r.Options.Volumes:
 		return volumeCondition(v1alpha1.ReasonInvalid, "PersistentVolumes are turned off: the "+
 			"administrator can turn them on (persistentVolumes.create of the chart)"), nil

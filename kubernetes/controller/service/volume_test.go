@@ -2,15 +2,22 @@ package service
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"fmt"
 	"os"
+	"reflect"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -183,4 +190,61 @@ func TestNothingIsCollected(t *testing.T) {
 		w.missing(key, o)
 	}
 	w.missing(client.ObjectKeyFromObject(&service), &service)
+}
+
+// TestWhatMayNotBeChanged: where a policy of the cluster forbids a step, a condition says so. When
+// it is allowed, the step is done.
+func TestWhatMayNotBeChanged(t *testing.T) {
+	deletion := func(w *world) { require.NoError(t, w.Delete(t.Context(), w.identity())) }
+	for what, c := range map[string]struct {
+		kind      client.Object
+		condition string
+		step      func(w *world)
+	}{
+		"the claim of the volume": {&corev1.PersistentVolumeClaim{}, v1alpha1.ConditionVolumeReady,
+			func(w *world) { w.annotate(v1alpha1.AnnotationVolumeClaim, "") }},
+		"the claim at the end": {&corev1.PersistentVolumeClaim{}, v1alpha1.ConditionServed,
+			deletion},
+		"the server": {&appsv1.Deployment{}, v1alpha1.ConditionServed, deletion},
+		"the handover": {&corev1.Pod{}, v1alpha1.ConditionHandedOver,
+			func(w *world) { w.annotate(v1alpha1.AnnotationHandoverTo, there) }},
+	} {
+		w := converged(t, withVolume)
+		w.bind()
+		w.converge()
+		allowed := w.r.Client
+		refuse := func(o client.Object) error {
+			if reflect.TypeOf(o) != reflect.TypeOf(c.kind) {
+				return nil
+			}
+			return apierrors.NewForbidden(schema.GroupResource{}, o.GetName(),
+				errors.New("a policy"))
+		}
+		w.r.Client = interceptor.NewClient(allowed.(client.WithWatch), interceptor.Funcs{
+			Delete: func(ctx context.Context, in client.WithWatch, o client.Object,
+				all ...client.DeleteOption) error {
+				if err := refuse(o); err != nil {
+					return err
+				}
+				return in.Delete(ctx, o, all...)
+			},
+			Patch: func(ctx context.Context, in client.WithWatch, o client.Object,
+				p client.Patch, all ...client.PatchOption) error {
+				if err := refuse(o); err != nil {
+					return err
+				}
+				return in.Patch(ctx, o, p, all...)
+			},
+		})
+		c.step(w)
+		for range 3 {
+			_, _ = w.reconcile() // the error is for the log
+			w.kubernetes()
+		}
+		require.Contains(t, w.condition(c.condition).Message, "does not allow", what)
+		require.Contains(t, w.condition(c.condition).Message, "a policy", what)
+		w.r.Client = allowed
+		w.converge()
+		require.NotContains(t, fmt.Sprint(w.identity().Status.Conditions), "a policy", what)
+	}
 }
