@@ -89,6 +89,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	for i := range claims.Items {
 		claim := &claims.Items[i]
 		s, err := r.step(ctx, req.Name, before, claim)
+		// A policy of the cluster may keep volumes, claims or Jobs as they are.
+		if reason, message := objects.Refused(err, "a step of the filling"); reason != "" {
+			s, err = is(v1alpha1.ReasonFillFailed, "%s", message).after(time.Minute), nil
+		}
 		if err != nil {
 			failed = cmp.Or(failed, fmt.Errorf("claim %s: %w", claim.Name, err))
 			continue
