@@ -50,7 +50,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	var err error
 	switch has := controllerutil.ContainsFinalizer(&before, v1alpha1.FinalizerService); {
 	case !wanted && !has:
-		return ctrl.Result{}, nil
+		return ctrl.Result{}, r.withdraw(ctx, &before)
 	case !wanted:
 		gone := false
 		if gone, err = r.remove(ctx, id); gone && err == nil {
@@ -75,16 +75,26 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 
 // sayOff records in the status of an identity that it is not served.
 func (r *Reconciler) sayOff(ctx context.Context, before *v1alpha1.VMIdentity) error {
-	if before.Spec.Attachment != v1alpha1.Service {
+	has := controllerutil.ContainsFinalizer(before, v1alpha1.FinalizerService)
+	if before.Spec.Attachment != v1alpha1.Service && has {
 		return nil
+	} else if before.Spec.Attachment != v1alpha1.Service {
+		return r.withdraw(ctx, before)
 	}
 	id := before.DeepCopy()
 	message := "attachment Service is turned off (--without=services): use attachment Sidecar"
-	if controllerutil.ContainsFinalizer(before, v1alpha1.FinalizerService) {
+	if has {
 		message += "; this disk can be deleted when it is turned on"
 	}
 	set(id, servedCondition(v1alpha1.ReasonInvalid, message))
 	return r.ReportAs(ctx, before, id, eventType)
+}
+
+// withdraw takes condition Served from an identity that is not to be served, and never was.
+func (r *Reconciler) withdraw(ctx context.Context, before *v1alpha1.VMIdentity) error {
+	id := before.DeepCopy()
+	apimeta.RemoveStatusCondition(&id.Status.Conditions, v1alpha1.ConditionServed)
+	return r.Report(ctx, before, id)
 }
 
 // serve makes the objects that serve an identity, and records their state in its status. It returns

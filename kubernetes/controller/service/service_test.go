@@ -414,6 +414,9 @@ func TestServicesAreTurnedOff(t *testing.T) {
 	require.NotContains(t, w.condition(v1alpha1.ConditionServed).Message, "deleted")
 	w.missing(made, &appsv1.Deployment{}, &corev1.Service{})
 	require.Contains(t, <-w.events, "Warning Invalid")
+	w.change(func(id *v1alpha1.VMIdentity) { id.Spec.Attachment = v1alpha1.Sidecar })
+	w.converge()
+	require.Empty(t, w.identity().Status.Conditions, "somebody has done what the message says")
 
 	w = newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
 		id.Spec.Attachment = v1alpha1.Sidecar
