@@ -19,7 +19,7 @@ const LongBlock = 4096
 
 // Disk is a random-access block device. All offsets and lengths are bytes.
 //
-// A call that needs far content waits until the content is there or its context ends, and then
+// A call that needs far content waits until the content is there. If its context ends before, it
 // returns ErrNotNow soon. Nothing else ends with the context: a call that needs only the disk's own
 // storage succeeds. So a call whose context has ended returns what is at hand, and a command makes
 // such a call first. A call may return ErrNotNow earlier if waiting is useless at the moment. The

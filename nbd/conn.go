@@ -251,7 +251,7 @@ func (c *conn) loop(turn *serving.Turn) {
 	err := run.work()
 	if !run.Reading {
 		defer c.beside.Add(-1)
-		if ferr := c.tx.Flush(); err == nil { // nobody else may do it
+		if ferr := c.tx.Flush(); err == nil { // perhaps no other goroutine does
 			err = ferr
 		}
 		if err != nil {

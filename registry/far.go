@@ -30,7 +30,7 @@ type farFile struct {
 	blob   chunks
 	name   string        // of the content, as a digest
 	chunk  int64         // bytes in a fetch
-	cached *cache.Blob   // fetches chunks in a recorded order; nil: the file has no index
+	cached *cache.Blob   // fetches chunks in a recorded order; nil: the layer has no index
 	tables *layer.Tables // the metadata of the file; nil: it must be fetched
 	// booted are the chunks that a recorded boot fetches ahead; nil: no boot was recorded
 	booted atomic.Pointer[bitset.Set]

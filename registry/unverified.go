@@ -159,8 +159,8 @@ func (u *unverified) verify(ctx context.Context) error {
 	return u.notes.set(noteVerified)
 }
 
-// awaitSame waits after a failed read. If a chunk keeps differing from the served one, one of both
-// is wrong.
+// awaitSame waits after a failed read. If a chunk keeps differing from the served one, one of the
+// two is wrong.
 func (u *unverified) awaitSame(ctx context.Context, err error, pause time.Duration) error {
 	if ctx.Err() != nil {
 		return ctx.Err()

@@ -34,8 +34,8 @@
 //     client of the same name. Answer the request with its error, if any. If Client.Used is true,
 //     Begin does not wait. A front end with rights of its own, such as SCSI's reservations, makes
 //     Begin's steps itself: Client.Claim, Client.FirstUse, Disk.Begin, Disks.KeepOwner.
-//   - For a request that changes the disk, or reads what such a request changes: Request.Lock, then
-//     Client.Permits, because of a fence or the end of the connection meanwhile (Conn.Cause);
+//   - For a request that changes the disk, or reads the data that it changes itself: Request.Lock,
+//     then Client.Permits, because of a fence or the end of the connection meanwhile (Conn.Cause);
 //     Ranges.Unlock afterwards.
 //   - Request.Read, WriteAt and so on, which hold the request while content is far away, for as
 //     long as Client.HoldTimeout says; Client.GaveUp if the peer ends a request that waits.

@@ -221,8 +221,8 @@ func (d *Disk) restoreHandover() error {
 }
 
 // Kept reports whether a front end may restore what it has stored for a peer, such as reservations,
-// after a restart. It may not if the peer is fenced: the daemon may have ended after the fence was
-// saved, and before the peer's rights were removed.
+// after a restart. It may not if the peer is fenced and was not admitted again: the daemon may have
+// ended after the fence was saved, and before the peer's rights were removed.
 func (d *Disk) Kept(name string) bool {
 	s := d.handover.Load()
 	return name == s.Guest || !slices.Contains(s.Fenced, name)

@@ -12,8 +12,8 @@ import (
 // Several clients may have one name, such as relays in pods with the same certificate. A client may
 // also tell an incarnation, which tells it from others of the name. A disk has one incarnation of a
 // name at a time. An incarnation is drawn at each start of a client, and never comes back after it
-// was superseded by another. So no operator has to decide: late writes of the former one, such as a
-// write that its machine still sends, are refused for good.
+// was superseded by another. So no operator has to decide: late requests of the former one, such as
+// a write that its machine still sends, are refused for good.
 //
 // When a client is gone, the first request of the next one takes the disk over. While the client is
 // still there, only the target of a live migration can take over, and it must say that it is one.

@@ -18,8 +18,8 @@ import (
 // LongWait is how long a request may wait before people are told.
 const LongWait = 5 * time.Second
 
-// waitsOver is how long no request must have waited LongWait until the trouble is over. The trouble
-// is over at once when a request that waited has succeeded. Otherwise the guest may have paused.
+// waitsOver is how long ago a request must last have waited for LongWait, so that the trouble is
+// over. It is over at once when a request that waited succeeds. Else the guest may have paused.
 const waitsOver = LongWait + calm
 
 // Source says, for people, where far content comes from.

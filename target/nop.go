@@ -91,7 +91,7 @@ func (c *conn) checkTimeouts(sess *session, now int64) {
 	heard := c.rx.Heard.Load()
 	asked := c.ping.sentAt.Load()
 	switch {
-	case asked != 0 && heard >= asked: // the peer was silent long before the ping
+	case asked != 0 && heard >= asked: // the peer has sent something since the ping
 		c.ping.sentAt.Store(0)
 	case asked != 0 && now-max(asked, wrote) > int64(lim.NOPTimeout):
 		c.fail(errPeerDead)

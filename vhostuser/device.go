@@ -387,7 +387,7 @@ func (c *conn) pause(q *queue) error {
 
 // settle makes changes since the last time durable, as QEMU does with its own disks when a machine
 // stops. The machine may go on elsewhere: then the server there flushes for it, and does not know
-// of acknowledged writes that are only in this process's page cache.
+// of writes that were acknowledged here and are not durable yet.
 func (c *conn) settle() error {
 	done := c.commands.Load()
 	if done == c.settled || !c.client.Used(c.disk) {

@@ -166,7 +166,7 @@ func (q *queue) leave(run *run) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.resumed = append(q.resumed, run.req.chain.head)
-	q.sleeper.wakeUp() // of a fenced client: the ring runs, and the next reader refuses it
+	q.sleeper.wakeUp() // if the client was fenced, the ring runs, and refuses the request
 	return true
 }
 

@@ -86,7 +86,7 @@ func (g *guest) run() (ending, error) {
 			return ending{}, fmt.Errorf("%s cannot be mounted: %w", m.at, err)
 		}
 	}
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0) // so that it may be killed
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0) // else it may be killed
 	line, err := os.ReadFile("/proc/cmdline")
 	if err != nil {
 		return ending{}, err

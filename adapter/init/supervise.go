@@ -57,8 +57,8 @@ func (s *supervisor) run(exited <-chan unix.WaitStatus, ownNamespace bool) endin
 }
 
 // endingOf reads a wait status. In a separate namespace, reboot(2) makes the kernel end process 1
-// by a signal: SIGHUP for a restart, SIGINT for the others (pid_namespaces(7)). Nothing else can
-// end it by these signals.
+// by a signal: SIGHUP for a restart, SIGINT to halt or power off (pid_namespaces(7)). Nothing else
+// can end it by these signals.
 func endingOf(status unix.WaitStatus, ownNamespace bool) ending {
 	switch {
 	case !status.Signaled():

@@ -116,7 +116,7 @@ func (b *background) usable() error {
 	defer null.Close()
 	for fd := range 3 {
 		if fd == 2 && logsToFile() {
-			continue // this process does not wait for its end
+			continue // no reader waits for the end of a file
 		}
 		if err := unix.Dup3(int(null.Fd()), fd, 0); err != nil {
 			return err

@@ -271,8 +271,8 @@ func NewReadAlong(img *Image, content *Hash) *ReadAlong {
 }
 
 // UntilChunk returns how many bytes from off on are best copied at once, or 0 if it does not
-// matter: as many as end with a chunk of the file. It is 0 unless the file stores these bytes, and
-// a whole chunk, in one run.
+// matter: those up to the end of the file's chunk at off. It is 0 unless the file stores these
+// bytes, and a whole chunk, in one run.
 func (r *ReadAlong) UntilChunk(ctx context.Context, off int64) int64 {
 	at, n, ok := r.img.stored(ctx, off, 2*fingerprintChunk)
 	if !ok {

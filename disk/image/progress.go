@@ -56,7 +56,7 @@ func (p *Progress) end() chan struct{} {
 	return p.ended
 }
 
-// GiveUp ends the copying.
+// GiveUp says that the copying has ended.
 func (p *Progress) GiveUp() { p.ending.Do(func() { close(p.end()) }) }
 
 // Waiting tells whether the copying waits for space. The disk is still served.
@@ -70,7 +70,7 @@ func (p *Progress) Wait(scarce bool) {
 	}
 }
 
-// Missing is why a part of the image could not be copied at the last attempt at all of it, or nil.
+// Missing is why the last pass over the image could not copy a part of it, or nil.
 // The part is tried again, and the disk is still served.
 func (p *Progress) Missing() error {
 	if err := p.missed.Load(); err != nil {
@@ -79,7 +79,7 @@ func (p *Progress) Missing() error {
 	return nil
 }
 
-// Missed is called with the result of each attempt at all of the image: see Missing.
+// Missed is called with the result of each pass over the image: see Missing.
 func (p *Progress) Missed(err error) { p.missed.Store(&err) }
 
 // followed returns how much of an image's data a served disk has, and how much there is. Bytes.

@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// change is a kind of change: of what is done to a range.
+// change is a kind of operation on a range.
 type change int
 
 const (

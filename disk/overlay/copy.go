@@ -36,8 +36,8 @@ type OpenWriter func(busy func() bool) (w *rawfile.Writer, done func())
 type Progress interface {
 	// Wait says that the copying begins to wait for space, or goes on.
 	Wait(scarce bool)
-	// Missed says why a part of the image could not be copied at the last attempt at all of it;
-	// nil: all was copied.
+	// Missed says why the last pass over the image could not copy a part of it; nil: the pass has
+	// copied everything.
 	Missed(err error)
 	// Fields returns fields for a log: the progress after that time.
 	Fields(elapsed time.Duration) []zap.Field

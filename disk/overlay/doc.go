@@ -8,8 +8,8 @@
 // chooses the paths, and keeps the states and the locks.
 //
 // If the image is far away (disk.Far), calls wait for it until their context ends. While they wait
-// they hold no lock and have changed nothing. So nobody else waits for them. Copying waits while
-// they do.
+// they hold no lock and have changed nothing. So nobody else waits for them. While they wait,
+// copying is slower.
 //
 // A Tree has the layers of a disk with snapshots: frozen disks, one above the other. TakeSnapshot
 // puts a new top above the present one while the guest writes. Layers that no snapshot needs are

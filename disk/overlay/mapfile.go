@@ -45,7 +45,6 @@ import (
 // is right while the kernel runs. It is used only in the boot and on the volume that its header
 // names. The durable one has neither of these two fields. It gets pages when the disk is flushed,
 // after the data.
-// data.
 const (
 	mapMagic        = rawfile.MapMagic
 	mapGranuleBegin = 8

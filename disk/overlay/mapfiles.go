@@ -152,7 +152,7 @@ func (m *Map) makeLive() error {
 		return err
 	}
 	// A full volume must be served, or the guest could not make room. Remove the map of another
-	// boot or volume: it would be used again when the disk goes back there.
+	// machine or volume: it would be used again when the disk goes back there.
 	if err := osfile.Remove(m.opt.Live); err != nil {
 		return err
 	}

@@ -19,8 +19,7 @@ type Image interface {
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 	Size() int64
 	// Extent describes the run that begins at off, at most length bytes of it. A hole is a range
-	// that the
-	// image does not store. Extent waits like ReadAt.
+	// that the image does not store. Extent waits like ReadAt.
 	Extent(ctx context.Context, off, length int64) (disk.Extent, error)
 	// Parallel is how many reads are worth having under way at once. 1 means that the image is near
 	// and no caller waits for it.

@@ -454,7 +454,7 @@ func (t *Tree) Viewed() (names []string) {
 func (t *Tree) Grow(size int64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.unsure { // a layer that only storage knows, empty, would hide what is written behind it
+	if t.unsure { // an empty layer that only storage knows would hide what is written behind it
 		if err := t.saveLocked(); err != nil {
 			return err
 		}

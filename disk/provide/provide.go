@@ -88,8 +88,8 @@ func Provide(ctx context.Context, img *image.Image, opt Options) (*File, error) 
 	return p.file, nil
 }
 
-// claim locks the file itself for as long as it is provided. So no run takes it for an image while
-// a machine writes to it, serves it in place, or replaces it.
+// claim locks the file itself for as long as it is provided. So while a machine writes to it, no
+// program takes it for an image, serves it in place or replaces it.
 func (p *providing) claim() error {
 	how := unix.LOCK_EX
 	if p.opt.ReadOnly {

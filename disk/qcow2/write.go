@@ -74,6 +74,9 @@ const (
 // bytes. The image depends only on the disk's content and on the compression, and not on the
 // source's holes, the machine or the number of workers. Clusters of zeros are not stored. All
 // tables that a reader needs are at the front, so the first read of a far image gets them.
+//
+// The header is written last. Until then, dst holds no image. An error of src or dst, or the end of
+// ctx, ends Write and leaves a part of the image in dst.
 func Write(ctx context.Context, dst io.WriterAt, src Source, opt WriteOptions) (int64, error) {
 	w, err := newWriter(dst, src, opt)
 	if err != nil {

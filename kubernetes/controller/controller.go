@@ -69,8 +69,8 @@ func (o Options) Check() error {
 	return nil
 }
 
-// Setup adds every controller to a manager that was made with Scheme and Cache. The caller has
-// called Check.
+// Setup adds every controller to a manager that was made with Scheme and Cache. Check must
+// have returned nil before.
 func Setup(mgr ctrl.Manager, o Options) error {
 	// Several controllers look for the pods of an identity. This does not wait for the cache, which
 	// is not started yet.

@@ -90,7 +90,7 @@ func imagesOf(content []byte) (all []string, err error) {
 // Sign stores a signature of a manifest or an index, which the repository of ref has or will have,
 // as cosign does: in the manifest with the tag sha256-HEX.sig, in addition to existing signatures.
 // A valid one by the same key stays. If another program signs the same image at the same time, one
-// of both signatures may be lost.
+// of the two signatures may be lost.
 func Sign(ctx context.Context, c *transport.Client, u *transport.Uploader,
 	ref transport.Reference, digest string, key *PrivateKey) error {
 	at, err := beside(c, ref)

@@ -34,7 +34,7 @@ type spool struct {
 const (
 	// spoolPart is how much is written at once, in bytes.
 	spoolPart = 256 << 10
-	// spoolRoom is the part of the file system that a spool leaves free, possibly for guests.
+	// A spool leaves 1/spoolRoom of the free space to others, which may be guests.
 	spoolRoom = 8
 )
 

@@ -27,7 +27,7 @@ type unfinished struct {
 const (
 	// maxLocation limits how much of such a file is read. Bytes.
 	maxLocation = 64 << 10
-	// uploadAge is when an upload is forgotten. Registries remove theirs sooner.
+	// uploadAge is the age at which an upload is forgotten. Registries remove theirs sooner.
 	uploadAge = 30 * 24 * time.Hour
 	// uploadSuffix ends the names of such files.
 	uploadSuffix = ".upload"

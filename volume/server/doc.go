@@ -5,7 +5,7 @@
 // volumes, and Shutdown at the end. New refuses settings that would let another machine make
 // volumes without authentication.
 //
-// It guarantees that it reads no request before the sender has shown the required token or
+// It guarantees that it acts on no request before the sender has shown the required token or
 // certificate. The comparison takes the same time for every wrong token, and no token appears in a
 // log or an answer. Changed certificates, tokens and authorities take effect when their files
 // change. A client can use only a limited amount of memory, time and connections.

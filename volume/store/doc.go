@@ -13,7 +13,7 @@
 // A record is written before every other file of its volume, and removed after them. So every file
 // has a record that says whose it is, and Load removes only empty directories.
 //
-// A LUN's number is reused only after all others up to 255 were used. Numbers above 255 are used
-// when all lower ones are taken. After a restart, an initiator may come back to the number of a
-// deleted disk, and must not write to another one.
+// A LUN's number is reused only after all others of its range: those up to 255, or those above,
+// which are used when all lower ones are taken. After a restart, an initiator may come back to the
+// number of a deleted disk, and must not write to another one.
 package store

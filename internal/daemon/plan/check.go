@@ -78,7 +78,7 @@ func checkDirectories(opt *options.Options) error {
 	if len(opt.Images.Paths) > 0 { // files next to a named image are not images
 		return wrong.Err()
 	}
-	// The rest of a killed daemon there would stop the next start, too.
+	// A file that a killed daemon leaves there would stop the next start, too.
 	files := []place{{&opt.RecordBoot, opt.RecordBoot},
 		{&opt.ControlSocket, opt.ControlSocket}}
 	if opt.VhostUserDir != "" {

@@ -86,7 +86,7 @@ func CloseImages(disks []Disk) {
 // Volumes are the places, numbers and names of volumes, which no image may get.
 type Volumes struct {
 	Single bool              // a volume lies in the persistent directory itself
-	LUNs   map[uint16]string // of volumes, by their numbers, also those in names
+	LUNs   map[uint16]string // names of volumes, by their numbers or the number in the name
 	Names  []string          // of all volumes
 }
 

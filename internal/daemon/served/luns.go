@@ -113,6 +113,9 @@ func (d *Disks) Grow(s *Disk, size int64) error {
 // End stops serving a disk, and closes it. Commands to it then end with LOGICAL UNIT NOT SUPPORTED;
 // commands to other LUNs do not wait. Its data stays in its directory. The data of a disk that was
 // served need not be durable.
+//
+// A command that hangs in the disk keeps it open. If ctx ends before the command does, the error
+// says so, and the disk is closed when the command returns.
 func (d *Disks) End(ctx context.Context, s *Disk) error {
 	if err := d.table.begin(); err != nil {
 		return err

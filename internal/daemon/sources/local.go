@@ -35,7 +35,7 @@ func (s *Sources) findLocal(single bool) (found []plan.Disk, err error) {
 		return found, nil
 	case len(s.opt.Images.Paths) > 0:
 		return nil, err
-	case s.opt.Images.Named && errors.Is(err, fs.ErrNotExist): // other disks would get its LUN
+	case s.opt.Images.Named && errors.Is(err, fs.ErrNotExist): // other disks would get its LUNs
 	case isNoImage(err) && (s.opt.Remote() || single): // it is served with the other volumes
 		return nil, nil
 	case isNoImage(err) && volume != "" && instance.HasPersistent(volume):

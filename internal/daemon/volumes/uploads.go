@@ -71,7 +71,7 @@ func (v *Volumes) awaiting() (names []string) {
 	return names
 }
 
-// recoverUploads removes the rest of uploads that an earlier run did not finish.
+// recoverUploads removes the data of uploads that an earlier run did not finish.
 func (v *Volumes) recoverUploads(ctx context.Context) {
 	if err := v.uploads.Recover(ctx, v.awaiting()); err != nil {
 		v.opt.Log.Warn("the remains of an upload could not be removed: the next upload to its "+

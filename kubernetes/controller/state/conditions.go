@@ -20,8 +20,8 @@ import (
 // two minutes.
 const tooMany = 7
 
-// known reports whether the claim of an identity is known to be hydrated: then no pod is asked any
-// more. It withdraws the condition if it was about another claim, as after a restore from a backup.
+// known reports whether the claim of an identity is known to be hydrated: this is not asked again.
+// It withdraws the condition if it was about another claim, as after a restore from a backup.
 func known(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim, pod *corev1.Pod) bool {
 	if claim != nil && id.Status.HydratedClaim == claim.UID {
 		objects.SetCondition(&id.Status.Conditions, id.Generation, metav1.Condition{

@@ -11,6 +11,6 @@
 // present policy decides whether this key is accepted. So a restart needs no registry, and a
 // removed key is not accepted any more.
 //
-// Only registries in a policy are asked: a tenant cannot let the controller send requests to other
-// places.
+// Only registries for whose images a policy has keys are asked: a tenant cannot let the controller
+// send requests to other places.
 package verify
