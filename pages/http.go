@@ -13,7 +13,7 @@ import (
 // them at once, and they must not block.
 type Daemon struct {
 	Status func() status.Status
-	// Ready returns nil when every LUN has become usable, and while one is usable; otherwise what
+	// Ready returns nil once every LUN has been usable, and then as long as one is; otherwise what
 	// is missing.
 	Ready func() error
 	// Trouble has a line for each LUN that is in trouble.

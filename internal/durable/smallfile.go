@@ -74,8 +74,8 @@ func replaceByNew(may func() error, path string, content []byte, sync func(*os.F
 	return err
 }
 
-// unsure is an error after the file was replaced. Its text must not be taken for one that means
-// that nothing has changed.
+// unsure is an error after the file was replaced. It does not wrap an error of no space, which
+// would mean that nothing has changed.
 func unsure(err error) error {
 	if isFull(err) {
 		return fmt.Errorf("the file is replaced, and a crash may bring back what it was: %v", err)

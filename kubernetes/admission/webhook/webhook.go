@@ -60,8 +60,8 @@ func (o Options) listen() (host string, port int, err error) {
 	return host, int(number), err
 }
 
-// Setup adds the webhook to a manager. Every replica answers, not only the leader. The caller has
-// called Check.
+// Setup adds the webhook to a manager. Every replica answers, not only the leader. Check must
+// have returned nil before.
 func Setup(mgr manager.Manager, o Options) error {
 	host, port, err := o.listen()
 	if err != nil {
