@@ -10,7 +10,7 @@ import (
 )
 
 // minChallengeLen is the shortest challenge, in bytes. With a longer digest the challenge is as
-// long as the digest: RFC 1994 2.3 recommends at least the length of the response.
+// long as the digest. RFC 1994 2.3 has no length: challenges should be unique and unpredictable.
 const minChallengeLen = 16
 
 // FailureKind tells the login which status to end with after a failed exchange (RFC 7143 9.2).
