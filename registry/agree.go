@@ -188,7 +188,7 @@ type blocks struct {
 	of     *transport.Blob
 	off    int64 // offset of have
 	have   []byte
-	failed error // error of the last request
+	failed error // of the last request; nil: it has succeeded, or there was none
 }
 
 // headerBlock is enough for the headers of most files. Bytes.

@@ -30,8 +30,8 @@ const (
 	// segMax is the most segments of data in a request: with header and status as many as QEMU's
 	// default ring has descriptors.
 	segMax = 126
-	// configSize is the size of the configuration. configWCE is the offset of the byte that turns
-	// the write cache on and off.
+	// configSize is the size of the configuration, in bytes. configWCE is the offset of the byte
+	// that turns the write cache on and off.
 	configSize = 60
 	configWCE  = 32
 	maxConfig  = 256

@@ -78,7 +78,7 @@ func (w *placement) take(off, end int64) {
 		w.refs = append(w.refs, 0)
 	}
 	for i := off >> w.clusterBits; i <= last; i++ {
-		w.refs[i]++ // no overflow: at most 32,768 compressed clusters of 2 bytes fit in
+		w.refs[i]++ // no overflow: a cluster has room for 32,768 compressed ones of 2 bytes
 	}
 }
 
