@@ -60,6 +60,22 @@ func TestMirrorLies(t *testing.T) {
 	}
 }
 
+// TestMirrorIsNotReadForNothing: a file that is in the way is told at once, and not after the rest
+// of the layer, which would show that the mirror lies.
+func TestMirrorIsNotReadForNothing(t *testing.T) {
+	registry, mirror, opt := mirrored(t)
+	content := tarOf(t, tarFile{Name: "disk/a.img", Content: noise(95, 1<<20)})
+	for _, l := range []*lying{registry, mirror} {
+		l.Tags["1"] = l.Image(t, content)
+	}
+	mirror.Replace(digestOf(content), flipped(content, len(content)/2))
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.img"), nil, 0o600))
+	_, _, err := newClient(t, opt).Pull(t.Context(), registry.ref(t, "vm/a:1"), dir, PullOptions{})
+	require.ErrorContains(t, err, "exists already")
+	require.Zero(t, registry.Requests("/blobs/"))
+}
+
 // TestMirrorLiesInChunks has a mirror send wrong chunks of an image with an index. Each is fetched
 // from the registry, and the mirror is no longer asked.
 func TestMirrorLiesInChunks(t *testing.T) {

@@ -420,7 +420,7 @@ func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
 		return nil
 	}
 	if err := p.open(f); err != nil {
-		return err
+		return &layer.DestinationError{Err: err}
 	}
 	if err := f.arrival.Pass(ctx, content); err != nil || len(f.packed) == 0 {
 		return err

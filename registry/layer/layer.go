@@ -107,7 +107,8 @@ func (r *Reader) Doubt(err error) error {
 	err = r.Explain(err)
 	switch {
 	case err == nil:
-	case disk.IsNoSpace(err), errors.As(err, new(syscall.Errno)): // the destination's error
+	case errors.As(err, new(*DestinationError)), disk.IsNoSpace(err),
+		errors.As(err, new(syscall.Errno)):
 	case r.elsewhere, errors.Is(err, disk.ErrWrongContent):
 		r.close() // nothing reads ahead any more
 		_, rest := io.Copy(io.Discard, r.raw)
@@ -117,6 +118,12 @@ func (r *Reader) Doubt(err error) error {
 	}
 	return err
 }
+
+// DestinationError is an error that no other content of the layer would avoid.
+type DestinationError struct{ Err error }
+
+func (e *DestinationError) Error() string { return e.Err.Error() }
+func (e *DestinationError) Unwrap() error { return e.Err }
 
 // contentError is content that cannot be read in its apparent format.
 type contentError struct{ err error }
