@@ -25,9 +25,10 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// TestPushGoesOn: a push survives broken connections, answers that ask to wait, and uploads that
-// the registry has forgotten.
+// TestPushGoesOn: a push survives broken connections, answers that ask to wait, uploads that the
+// registry has forgotten, and a proxy that says yes for it.
 func TestPushGoesOn(t *testing.T) {
+	accepted := make(map[string]bool)
 	for name, fault := range map[string]func(n int, w http.ResponseWriter, r *http.Request) bool{
 		"429": func(n int, w http.ResponseWriter, r *http.Request) bool {
 			if n%5 == 0 {
@@ -48,6 +49,15 @@ func TestPushGoesOn(t *testing.T) {
 				panic(http.ErrAbortHandler)
 			}
 			return false
+		},
+		"accepted by a proxy": func(_ int, w http.ResponseWriter, r *http.Request) bool {
+			put := r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/manifests/")
+			if !put || accepted[r.URL.Path] {
+				return false
+			}
+			accepted[r.URL.Path] = true
+			w.WriteHeader(http.StatusAccepted)
+			return true
 		},
 		"forgotten": func(n int, w http.ResponseWriter, r *http.Request) bool {
 			gone := strings.Contains(r.URL.Path, "/uploads/") &&

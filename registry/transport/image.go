@@ -214,13 +214,16 @@ func (r *repository) Manifest(ctx context.Context, digest string) ([]byte, strin
 func (e *endpoint) manifest(ctx context.Context, name string) (content []byte, mediaType string,
 	err error) {
 	err = e.retry(ctx, func() error {
-		content, mediaType, err = e.text(ctx, pullScopes(e), request{method: http.MethodGet,
-			path:   "manifests/" + name,
-			header: http.Header{"Accept": {strings.Join(manifestTypes, ", ")}},
-			accept: []int{http.StatusOK}})
+		content, mediaType, err = e.text(ctx, pullScopes(e), manifestRequest(name))
 		return err
 	})
 	return content, mediaType, err
+}
+
+func manifestRequest(name string) request {
+	return request{method: http.MethodGet, path: "manifests/" + name,
+		header: http.Header{"Accept": {strings.Join(manifestTypes, ", ")}},
+		accept: []int{http.StatusOK}}
 }
 
 // text reads an answer of at most MaxManifest bytes.

@@ -251,6 +251,24 @@ func (u *Uploader) Manifest(ctx context.Context, name, mediaType string, text []
 		if err != nil {
 			return err
 		}
-		return res.Body.Close()
+		res.Body.Close()
+		if res.StatusCode == http.StatusCreated {
+			return nil
+		}
+		return u.stored(ctx, name, text)
 	})
+}
+
+// stored asks for a manifest that was sent, because the answer was none of a registry that follows
+// the specification. A proxy may have given it, and then nothing was stored.
+func (u *Uploader) stored(ctx context.Context, name string, text []byte) error {
+	got, _, err := u.endpoint.text(ctx, u.asked(), manifestRequest(name))
+	if err == nil {
+		err = CheckDigest(got, DigestOf(text))
+	}
+	if err != nil && ctx.Err() == nil { // also a refusal: the manifest is sent again
+		return fmt.Errorf("%s has accepted the manifest %s, but does not give it: %v",
+			u.endpoint.repo.RegistryStr(), name, err)
+	}
+	return err
 }
