@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/testtool"
@@ -56,6 +58,49 @@ func TestMirrorLies(t *testing.T) {
 			st := s.open(t, registry.ref(t, "vm/a:1"))
 			img := s.disk(t, st, st.Disks()[0].Name)
 			require.True(t, bytes.Equal(content, contentOf(t, img)))
+		})
+	}
+}
+
+// TestMirrorLiesInACopy: a layer that a mirror has changed is sent on from the registry.
+func TestMirrorLiesInACopy(t *testing.T) {
+	for what, size := range map[string]int{"one piece": 1 << 20, "pieces": 20 << 20} {
+		t.Run(what, func(t *testing.T) {
+			registry, mirror, opt := mirrored(t)
+			lay := tarOf(t, tarFile{Name: "kubevirt-disk", Content: noise(91, size)})
+			for _, l := range []*lying{registry, mirror} {
+				config := l.Add(fmt.Appendf(nil, `{"architecture":"amd64","os":"linux",`+
+					`"rootfs":{"type":"layers","diff_ids":[%q]}}`, digestOf(lay)))
+				config.MediaType = types.OCIConfigJSON
+				from := l.Add(lay)
+				from.MediaType = types.OCIUncompressedLayer
+				l.Tags["1"] = l.Manifest(t, v1.Manifest{SchemaVersion: 2, Config: config,
+					MediaType: types.OCIManifestSchema1, Layers: []v1.Descriptor{from}})
+			}
+			reads := 0
+			for range 9 {
+				mirror.Faults = append(mirror.Faults, func(w http.ResponseWriter, r *http.Request,
+					content []byte) bool {
+					if !strings.Contains(r.URL.Path, digestOf(lay)) {
+						return false
+					}
+					if reads++; reads == 1 {
+						return false // push looks for disks in it
+					}
+					http.ServeContent(w, r, "", time.Time{},
+						bytes.NewReader(flipped(content, len(content)/3)))
+					return true
+				})
+			}
+			p := newPushTry(t)
+			opt.Insecure = append(opt.Insecure, p.m.host)
+			progress := new(Progress)
+			require.NoError(t, testtool.Err(newClient(t, opt).Push(t.Context(), []string{p.file},
+				p.m.ref(t, "vm/a:1"), PushOptions{Base: registry.ref(t, "vm/a:1").String(),
+					Uploads: p.dir, Progress: progress})))
+			require.Equal(t, progress.Total(), progress.Done())
+			require.Equal(t, 2, reads)
+			p.whole(t)
 		})
 	}
 }

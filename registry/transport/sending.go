@@ -83,6 +83,7 @@ func (u *Uploader) Blob(ctx context.Context, desc v1.Descriptor, from content) e
 	s.ask = s.at != nil
 	for !s.done {
 		if err := s.next(ctx); err != nil {
+			s.arrived(0) // the caller may send it again
 			return fmt.Errorf("sending %s: %w", desc.Digest, err)
 		}
 	}
