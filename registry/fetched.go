@@ -103,7 +103,12 @@ func (s *Stream) fetchOnce(ctx context.Context, why string) (_ *fetchedImage, er
 		return nil, fmt.Errorf("a fetched image cannot be locked: %w", err)
 	}
 	root.Share(f.lock)
-	for !f.find() {
+	for {
+		if there, err := f.find(); err != nil {
+			return nil, err
+		} else if there {
+			break
+		}
 		alone := flock.Lock(f.lock, unix.LOCK_EX|unix.LOCK_NB)
 		if alone != nil && !errors.Is(alone, unix.EWOULDBLOCK) {
 			return nil, alone
@@ -116,7 +121,9 @@ func (s *Stream) fetchOnce(ctx context.Context, why string) (_ *fetchedImage, er
 			}
 			continue
 		}
-		if f.find() {
+		if there, err := f.find(); err != nil {
+			return nil, err
+		} else if there {
 			break
 		}
 		if alone == nil {
@@ -127,7 +134,9 @@ func (s *Stream) fetchOnce(ctx context.Context, why string) (_ *fetchedImage, er
 		if err := f.bring(ctx, why); err != nil {
 			return nil, err
 		}
-		if !f.find() {
+		if there, err := f.find(); err != nil {
+			return nil, err
+		} else if !there {
 			return nil, fmt.Errorf("what was fetched is not in %q any more: look who removes "+
 				"files of the cache", f.dir())
 		}
@@ -135,7 +144,9 @@ func (s *Stream) fetchOnce(ctx context.Context, why string) (_ *fetchedImage, er
 	if err := flock.Lock(f.lock, unix.LOCK_SH); err != nil {
 		return nil, err
 	}
-	if !f.find() {
+	if there, err := f.find(); err != nil {
+		return nil, err
+	} else if !there {
 		return nil, errGone
 	}
 	f.touch()
@@ -143,26 +154,37 @@ func (s *Stream) fetchOnce(ctx context.Context, why string) (_ *fetchedImage, er
 }
 
 // find lists the disks, and reports whether the image was fetched and is complete. Earlier versions
-// have stored no names.
-func (f *fetchedImage) find() bool {
+// have stored no names. What is damaged is fetched again, but not what cannot be opened only now:
+// the registry may be away.
+func (f *fetchedImage) find() (bool, error) {
 	f.names = nil
 	entries, err := fs.ReadDir(f.root.FS(), f.dir())
 	for _, e := range entries {
 		if !e.Type().IsRegular() { // this was not fetched
-			return false
+			return false, nil
 		}
 		f.names = append(f.names, e.Name())
 	}
 	if err != nil || len(f.names) == 0 {
-		return false
+		return false, passing(err)
 	}
 	list, err := osfile.OpenRegularIn(f.root.Root, f.base+listSuffix)
 	if err != nil {
-		return errors.Is(err, fs.ErrNotExist)
+		return errors.Is(err, fs.ErrNotExist), passing(err)
 	}
 	defer list.Close()
 	text, err := io.ReadAll(io.LimitReader(list, maxRecord))
-	return err == nil && string(text) == listText(f.names)
+	return err == nil && string(text) == listText(f.names), passing(err)
+}
+
+// passing returns an error that says nothing about a file, or nil.
+func passing(err error) error {
+	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ESTALE} {
+		if errors.Is(err, e) {
+			return err
+		}
+	}
+	return nil
 }
 
 // listText is the content of the file with the names of disks.
@@ -217,7 +239,9 @@ func (f *fetchedImage) moveIntoPlace(partial string) error {
 	if err := f.root.Rename(partial, f.dir()); err == nil {
 		return nil
 	}
-	if f.find() {
+	if there, err := f.find(); err != nil {
+		return errors.Join(err, f.root.RemoveAll(partial))
+	} else if there {
 		return f.root.RemoveAll(partial)
 	}
 	if err := f.root.RemoveAll(f.dir()); err != nil { // its content is different

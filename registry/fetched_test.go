@@ -334,7 +334,7 @@ func TestFetchedByTwo(t *testing.T) {
 			go func() { placed <- one.moveIntoPlace(f.base + suffix) }()
 		}
 		require.NoError(t, <-placed)
-		require.True(t, f.find())
+		require.True(t, testtool.Must(f.find())(t))
 		first := testtool.Must(root.Stat(f.dir()))(t)
 		require.NoError(t, <-placed)
 		now := testtool.Must(root.Stat(f.dir()))(t)
@@ -342,4 +342,22 @@ func TestFetchedByTwo(t *testing.T) {
 		require.Equal(t, []string{"image.raw"}, namesIn(t, filepath.Join(root.Name(), fetchedDir)))
 		require.NoError(t, root.Close())
 	}
+}
+
+// TestFetchedShortOfDescriptors: an image that cannot be looked for now is not one that was never
+// fetched, whose files would be removed.
+func TestFetchedShortOfDescriptors(t *testing.T) {
+	root := testtool.Must(osfile.OpenShared(t.TempDir(), 0o770))(t)
+	defer root.Close()
+	f := &fetchedImage{root: root, base: fetchedDir + "/image"}
+	require.NoError(t, root.Mkdir(fetchedDir))
+	require.NoError(t, root.Mkdir(f.dir()))
+	require.NoError(t, root.WriteFile(f.dir()+"/a.img", nil, 0o600))
+	var limit unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}))
+	_, err := f.find()
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	require.ErrorIs(t, err, unix.EMFILE)
+	require.True(t, testtool.Must(f.find())(t))
 }
