@@ -106,3 +106,20 @@ func TestRecordCannotBeRead(t *testing.T) {
 	requireSays(t, s.append(t, at, 1<<19, data[1<<19:], true), http.StatusCreated)
 	require.Equal(t, data, s.disk(t, "v"))
 }
+
+// TestDataCannotBeOpened: an error of storage does not end an upload that is to go on.
+func TestDataCannotBeOpened(t *testing.T) {
+	s := newServer(t)
+	v := s.volumes.add(t, "v", 0)
+	data := rawDisk(1 << 20)
+	at := s.create(t, "v", int64(len(data)))
+	require.Equal(t, http.StatusNoContent, s.append(t, at, 0, data[:1<<19], false).status)
+	file := filepath.Join(v.Dir(), dataName)
+	require.NoError(t, os.Rename(file, file+".away"))
+	require.NoError(t, os.Mkdir(file, 0o700)) // EISDIR
+	requireSays(t, s.append(t, at, 1<<19, data[1<<19:], true), http.StatusServiceUnavailable)
+	require.NoError(t, os.Remove(file))
+	require.NoError(t, os.Rename(file+".away", file))
+	requireSays(t, s.append(t, at, 1<<19, data[1<<19:], true), http.StatusCreated)
+	require.Equal(t, data, s.disk(t, "v"))
+}

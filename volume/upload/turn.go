@@ -8,8 +8,10 @@ import (
 	"os"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -187,6 +189,14 @@ func (h *Handler) find(ctx context.Context, t *turn, id string) (*session, error
 		if s, err = restore(t.name, t.volume, rec); err == nil {
 			s.memory = h.opt.UnpackMemory
 			return s, nil
+		}
+		if durable.IsUnread(err) && !errors.Is(err, osfile.ErrLinked) &&
+			!errors.Is(err, unix.ELOOP) {
+			if s != nil {
+				s.free()
+			}
+			return nil, refusal(http.StatusServiceUnavailable, "the upload to the volume %q "+
+				"cannot go on now: try again: %v", t.name, err)
 		}
 		h.log.Warn("an upload cannot go on", zap.String("volume", t.name), zap.Error(err))
 	}
