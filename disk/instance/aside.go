@@ -127,10 +127,14 @@ func (d *diskDir) settleAsides() error {
 		return err
 	}
 	for _, a := range all {
-		if there, err := present(a.disk()); err != nil || there {
+		if there, err := present(a.disk()); err != nil {
+			return err
+		} else if there {
 			continue
 		}
-		if there, err := present(a.state()); err != nil || !there {
+		if there, err := present(a.state()); err != nil {
+			return err
+		} else if !there {
 			continue
 		}
 		names, err := d.files()
@@ -192,7 +196,9 @@ func (o *opening) lookAside(ctx context.Context, instead verdict) verdict {
 		return verdict{what: refuse, err: o.unread(err)}
 	}
 	for _, a := range all {
-		if there, err := present(a.disk()); err != nil || !there {
+		if there, err := present(a.disk()); err != nil {
+			return verdict{what: refuse, err: o.unread(err)}
+		} else if !there {
 			continue
 		}
 		other := *o

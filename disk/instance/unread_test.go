@@ -4,9 +4,11 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
@@ -105,6 +107,42 @@ func TestBootAndVolumeAreTheSameWithoutDescriptors(t *testing.T) {
 	} else {
 		require.ErrorIs(t, err, unix.EMFILE)
 	}
+}
+
+// withoutRights calls f on a thread that has no capabilities, such as that of reading any file.
+func withoutRights(t *testing.T, f func()) {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // until the goroutine ends, and the thread with it
+		err := unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3},
+			&make([]unix.CapUserData, 2)[0])
+		if err == nil {
+			f()
+		}
+		done <- err
+	}()
+	require.NoError(t, <-done)
+}
+
+// TestAsideThatCannotBeRead: a start does not make a disk anew because it cannot look into the
+// directory with the former one, nor leaves half a disk there.
+func TestAsideThatCannotBeRead(t *testing.T) {
+	d := workDirOf(t.TempDir(), "a.raw")
+	a := workDirOf(d.path, asidePrefix+"1")
+	require.NoError(t, os.Mkdir(d.path, 0o700))
+	require.NoError(t, os.Mkdir(a.path, 0))
+	t.Cleanup(func() { require.NoError(t, os.Chmod(a.path, 0o700)) })
+	o := &opening{dir: d, log: zap.NewNop()}
+	var unsettled error
+	var v verdict
+	withoutRights(t, func() {
+		unsettled = d.settleAsides()
+		v = o.lookAside(t.Context(), verdict{})
+	})
+	require.ErrorIs(t, unsettled, unix.EACCES)
+	require.Equal(t, refuse, v.what)
+	require.ErrorIs(t, v.err, unix.EACCES)
 }
 
 func TestWhatAUnitKeptIsNotToBeRemovedBecauseItCannotBeOpened(t *testing.T) {
