@@ -153,7 +153,11 @@ func (l loader) findVolume(c *config) {
 		_, dir, _ := strings.Cut(u, "=")
 		own = append(own, dir)
 	}
-	c.Hook.Volumes = daemon.Mounts(own)
+	var err error
+	if c.Hook.Volumes, err = daemon.Mounts(own); err != nil {
+		l.Problems.Add("--"+keyPersistentDir, "where the claim may be mounted is unknown, so no "+
+			"disk is made: start again: %v", err)
+	}
 }
 
 // askForClaim waits until the launcher says where the claim is, if volumes are mounted. It keeps

@@ -2,7 +2,9 @@ package daemon
 
 import (
 	"bufio"
+	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,19 +15,24 @@ import (
 )
 
 // Mounts returns the directories that may be mounts of volumes for disks: the writable ones,
-// without the directories in own, those around them and in them, and the system's.
-func Mounts(own []string) []string {
+// without the directories in own, those around them and in them, and the system's. If nobody may
+// read the list of mounts, there are none.
+func Mounts(own []string) ([]string, error) {
 	f, err := os.Open("/proc/self/mountinfo")
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return nil, nil
+	}
 	if err != nil {
-		return nil // the list of mounts cannot be read
+		return nil, err
 	}
 	defer f.Close()
 	return mountsIn(f, own)
 }
 
 // mountsIn reads a list of mounts in the form of /proc/self/mountinfo (proc(5)).
-func mountsIn(mounts io.Reader, own []string) (found []string) {
-	for lines := bufio.NewScanner(mounts); lines.Scan(); {
+func mountsIn(mounts io.Reader, own []string) (found []string, err error) {
+	lines := bufio.NewScanner(mounts)
+	for lines.Scan() {
 		before, after, _ := strings.Cut(lines.Text(), " - ")
 		fields, source := strings.Fields(before), strings.Fields(after)
 		if len(fields) < 6 || len(source) < 1 || slices.Contains(notForDisks, source[0]) ||
@@ -37,12 +44,25 @@ func mountsIn(mounts io.Reader, own []string) (found []string) {
 		if err != nil || isOwn(dir, own) || slices.Contains(found, dir) {
 			continue
 		}
-		info, err := os.Stat(dir)
-		if err == nil && info.IsDir() && unix.Access(dir, unix.W_OK|unix.X_OK) == nil {
+		if !cannotHaveDisks(dir) {
 			found = append(found, dir)
 		}
 	}
-	return found
+	return found, lines.Err()
+}
+
+// cannotHaveDisks reports whether a mount is no directory that this user may write. With any other
+// error it may be the claim: without it, the machine would get new disks.
+func cannotHaveDisks(dir string) bool {
+	info, err := os.Stat(dir)
+	if err == nil && !info.IsDir() {
+		return true
+	}
+	if err == nil {
+		err = unix.Access(dir, unix.W_OK|unix.X_OK)
+	}
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) ||
+		errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EROFS)
 }
 
 // notForDisks are file systems in memory, or the container's own.

@@ -6,8 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestMounts(t *testing.T) {
@@ -27,6 +31,26 @@ func TestMounts(t *testing.T) {
 		line(other, "ro,relatime", "ext4") + line(file, "rw", "ext4") +
 		line(cache+"/x", "rw", "ext4") + line(cache, "rw", "ext4") + line(other, "rw", "tmpfs") +
 		"garbage\n" + line(claim, "rw,relatime", "ext4")
-	require.Equal(t, []string{claim}, mountsIn(strings.NewReader(mounts), []string{cache}))
-	require.Equal(t, []string{cache, claim}, mountsIn(strings.NewReader(mounts), nil))
+	in := func(text string, own ...string) []string {
+		return testtool.Must(mountsIn(strings.NewReader(text), own))(t)
+	}
+	require.Equal(t, []string{claim}, in(mounts, cache))
+	require.Equal(t, []string{cache, claim}, in(mounts))
+
+	// A volume that gives errors may be the claim.
+	broken := filepath.Join(dir, "broken")
+	require.NoError(t, os.Symlink(broken, broken)) // ELOOP
+	require.Equal(t, []string{broken}, in(line(broken, "rw", "nfs4")+line(dir+"/no", "rw", "ext4")))
+}
+
+// TestMountsThatCannotBeListed: an error does not mean that no claim is mounted.
+func TestMountsThatCannotBeListed(t *testing.T) {
+	var limit unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}))
+	_, err := Mounts(nil)
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	require.ErrorIs(t, err, unix.EMFILE)
+	_, err = mountsIn(iotest.ErrReader(unix.ENOMEM), nil)
+	require.ErrorIs(t, err, unix.ENOMEM)
 }
