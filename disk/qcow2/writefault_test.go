@@ -177,12 +177,14 @@ func TestWriteCancelled(t *testing.T) {
 	for after := int64(1); after < total-8; after += 2 {
 		ctx, cancel := context.WithCancel(t.Context())
 		var reads atomic.Int64
+		cancelled := make(chan struct{})
 		src := &faultyDisk{memoryDisk: d, hook: func(int64, int64) error {
 			switch n := reads.Add(1); {
 			case n == after:
 				cancel()
+				close(cancelled)
 			case n > after:
-				<-ctx.Done() // which may come a while later on a busy machine
+				<-cancelled // which may come a while later on a busy machine
 			}
 			return nil
 		}}
