@@ -2,10 +2,8 @@ package registry
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"slices"
 	"sync"
@@ -53,12 +51,10 @@ type fetched struct {
 	blob *transport.Blob
 
 	// An upload that was given up may still read when the next one begins.
-	mu    sync.Mutex
-	in    io.ReadCloser            // guarded by mu
-	doubt func(check func() error) // of in; guarded by mu
-	at    int64                    // guarded by mu
-	sum   hash.Hash                // of all before at; nil: it is unknown; guarded by mu
-	bad   error                    // what was last read to the end is wrong; guarded by mu
+	mu  sync.Mutex
+	in  io.ReadCloser // guarded by mu
+	at  int64         // guarded by mu
+	bad error         // what was last read from its beginning to its end is wrong; guarded by mu
 }
 
 func (f *fetched) Size() int64 { return f.blob.Desc.Size }
@@ -68,44 +64,28 @@ func (f *fetched) Size() int64 { return f.blob.Desc.Size }
 func (f *fetched) ReadAt(p []byte, off int64) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.at != off {
-		f.sum = nil
-	}
-	if off == 0 {
-		f.sum = sha256.New()
-	}
 	if f.in == nil || f.at != off {
 		if f.in != nil {
 			f.in.Close()
 		}
-		run := f.blob.Stream(f.ctx, off, f.Size()-off)
-		f.in, f.doubt, f.at = run, run.Doubt, off
+		if f.at = off; off == 0 {
+			f.in = f.blob.Verified(f.ctx)
+		} else {
+			f.in = f.blob.Stream(f.ctx, off, f.Size()-off)
+		}
 	}
 	n, err := io.ReadFull(f.in, p[:min(int64(len(p)), f.Size()-off)])
-	if f.sum != nil {
-		f.sum.Write(p[:n])
+	if f.at += int64(n); f.at == f.Size() && err == nil {
+		_, f.bad = io.Copy(io.Discard, f.in) // verifies it
 	}
-	if f.at += int64(n); f.at == f.Size() || err != nil {
+	if f.at == f.Size() || err != nil {
 		f.in.Close()
 		f.in = nil
-	}
-	if f.at == f.Size() && f.sum != nil {
-		if f.bad = f.compare(); f.bad != nil {
-			f.doubt(func() error { return f.bad })
-		}
-		f.sum = nil
 	}
 	if err == nil && n < len(p) {
 		err = io.EOF
 	}
 	return n, err
-}
-
-func (f *fetched) compare() error {
-	if got := transport.DigestIn(f.sum); got != f.blob.Desc.Digest.String() {
-		return &transport.DigestError{Want: f.blob.Desc.Digest.String(), Got: got}
-	}
-	return nil
 }
 
 // wrong is an error if the content that was read last has another digest than it should.
