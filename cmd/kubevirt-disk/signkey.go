@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -256,11 +255,7 @@ func (a *app) generateKey(prefix string) error {
 // writeNew writes a file that does not exist yet. It never leaves an incomplete file with that
 // name, which would have to be removed before the command works again.
 func writeNew(file string, text []byte, mode fs.FileMode) error {
-	dir, err := osfile.Resolved(filepath.Dir(file))
-	if err != nil {
-		return err
-	}
-	out, err := durable.CreateNew(filepath.Join(dir, filepath.Base(file)), mode)
+	out, err := durable.CreateNewNamed(file, mode)
 	if err != nil {
 		return err
 	}

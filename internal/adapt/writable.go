@@ -16,7 +16,6 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/durable"
-	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/words"
 )
 
@@ -33,11 +32,7 @@ func (m *Made) WritableDisk(path string) (err error) {
 	if _, err := os.Lstat(path); err == nil {
 		return m.rebase(path)
 	}
-	dir, err := osfile.Resolved(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	out, err := durable.CreateNew(filepath.Join(dir, filepath.Base(path)), 0o644)
+	out, err := durable.CreateNewNamed(path, 0o644)
 	if err != nil {
 		return err
 	}

@@ -47,6 +47,15 @@ func CreateNew(path string, mode fs.FileMode) (*Partial, error) {
 	return p, err
 }
 
+// CreateNewNamed is CreateNew for a path that a person has named: its directories may be links.
+func CreateNewNamed(path string, mode fs.FileMode) (*Partial, error) {
+	dir, err := osfile.Resolved(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	return CreateNew(filepath.Join(dir, filepath.Base(path)), mode)
+}
+
 // CreateNamed is Create for a path that a person has named. The file that has the name now is
 // locked until the new one replaces it: if another process uses it, CreateNamed returns a
 // *LockedError. A file that gets the name meanwhile is not replaced. What replaces a file is on
