@@ -53,8 +53,8 @@ type Index struct {
 	// Digests are the digests of the chunks, one after the other. They may take hundreds of MiB, so
 	// they stay in the file.
 	Digests *io.SectionReader `json:"-"`
-	Packed  *io.SectionReader `json:"-"` // the ranges in Metadata of all files, in order, as zstd; nil: none
-	Tables  *os.File          `json:"-"` // Packed, decompressed; nil: not decompressed yet, or there is none
+	Packed  *io.SectionReader `json:"-"` // all ranges in Metadata, by file, as zstd; nil: none
+	Tables  *os.File          `json:"-"` // Packed, decompressed; nil: not yet, or there is none
 	file    *os.File          // has digests and packed; nil: they are in memory
 }
 

@@ -31,8 +31,8 @@ type record struct {
 	Resumable bool      `json:"resumable"`
 	Made      bool      `json:"made"`             // the upload has made the volume
 	Coding    string    `json:"coding,omitempty"` // the packing, if the client gives one
-	Packed    bool      `json:"packed"`           // only the process that began the upload can resume it
-	Placed    bool      `json:"placed"`           // everything has come, and becomes the volume's disk
+	Packed    bool      `json:"packed"`           // only the process that began it can resume it
+	Placed    bool      `json:"placed"`           // all data has come, and becomes the disk
 	Touched   time.Time `json:"touched"`          // when data last came
 	// Length of all the data, bytes; -1 while it is unknown
 	Length int64        `json:"length"`
