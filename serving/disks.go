@@ -236,21 +236,33 @@ func (e *InUseError) Error() string {
 // request and RemoveUnused come at the same time, one of them wins: the request finds no disk, or
 // the disk stays.
 func (s *Disks) RemoveUnused(number uint16) (released <-chan struct{}, err error) {
-	return s.removeIf(number, func(d *Disk) error {
-		users := make(map[string]struct{})
-		for c := range d.clients {
-			users[PlainName(c.peer.name)] = struct{}{}
+	return s.removeIf(number, s.unusedLocked)
+}
+
+// CheckUnused returns the error with which RemoveUnused would refuse now.
+func (s *Disks) CheckUnused(number uint16) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d := s.At(number); d != nil {
+		return s.unusedLocked(d)
+	}
+	return nil
+}
+
+func (s *Disks) unusedLocked(d *Disk) error {
+	users := make(map[string]struct{})
+	for c := range d.clients {
+		users[PlainName(c.peer.name)] = struct{}{}
+	}
+	for _, f := range s.fronts {
+		for _, name := range f.Holders(d) {
+			users[name] = struct{}{}
 		}
-		for _, f := range s.fronts {
-			for _, name := range f.Holders(d) {
-				users[name] = struct{}{}
-			}
-		}
-		if len(users) == 0 {
-			return nil
-		}
-		return &InUseError{LUN: number, Initiators: slices.Sorted(maps.Keys(users))}
-	})
+	}
+	if len(users) == 0 {
+		return nil
+	}
+	return &InUseError{LUN: d.Number, Initiators: slices.Sorted(maps.Keys(users))}
 }
 
 // removeIf removes a disk unless may returns an error. may is called with mu held.

@@ -187,15 +187,21 @@ func (d *Disks) Withdraw(s *Disk) (err error) {
 		if err := d.refuseIfCloned(s); err != nil {
 			return err
 		}
+		// No snapshot has ended to be served if this is refused.
+		for _, o := range append(d.snapshotsOf(s), s) {
+			if err := d.inUse.CheckUnused(o.LUN); err != nil {
+				return err
+			}
+		}
+		if err := d.refuseIfViewed(s); err != nil {
+			return err
+		}
 		if err := d.endSnapshots(context.Background(), s, false); err != nil {
 			return err
 		}
 	}
-	if inst := s.Instance(); inst != nil {
-		if names := inst.Viewed(); len(names) > 0 {
-			return fmt.Errorf("%v: %w %q: try again when it has been read", s,
-				instance.ErrSnapshotInUse, names[0])
-		}
+	if err := d.refuseIfViewed(s); err != nil {
+		return err
 	}
 	if s.Serving() {
 		if s.released, err = d.withdrawLocked(s); err != nil {
@@ -206,6 +212,21 @@ func (d *Disks) Withdraw(s *Disk) (err error) {
 		s.released = nobody
 	}
 	s.leaving = true
+	return nil
+}
+
+// refuseIfViewed refuses a disk of which a snapshot is read that is no LUN.
+func (d *Disks) refuseIfViewed(s *Disk) error {
+	inst := s.Instance()
+	if inst == nil {
+		return nil
+	}
+	for _, name := range inst.Viewed() {
+		if d.snapshotLUN(s, name) == nil {
+			return fmt.Errorf("%v: %w %q: try again when it has been read", s,
+				instance.ErrSnapshotInUse, name)
+		}
+	}
 	return nil
 }
 

@@ -223,12 +223,17 @@ func snapshotName(s *Disk, name string) string { return s.Name + "@" + name }
 
 // snapshotLUN is the disk of a served snapshot, or nil.
 func (d *Disks) snapshotLUN(s *Disk, name string) *Disk {
-	for _, o := range d.table.served() {
-		if o.snapshotOf == s && o.Name == snapshotName(s, name) {
+	for _, o := range d.snapshotsOf(s) {
+		if o.Name == snapshotName(s, name) {
 			return o
 		}
 	}
 	return nil
+}
+
+// snapshotsOf returns the snapshots of a disk that are LUNs.
+func (d *Disks) snapshotsOf(s *Disk) []*Disk {
+	return slices.DeleteFunc(d.table.served(), func(o *Disk) bool { return o.snapshotOf != s })
 }
 
 // serveSnapshot makes a snapshot a read-only LUN, until the daemon ends.
@@ -270,10 +275,7 @@ func snapshotIdentity(inst *instance.Instance, id string) disk.Identity {
 // endSnapshots stops serving the snapshots of a disk that is removed, which need its files. If one
 // is in use, it returns a *serving.InUseError, unless force is set.
 func (d *Disks) endSnapshots(ctx context.Context, s *Disk, force bool) error {
-	for _, o := range d.table.served() {
-		if o.snapshotOf != s {
-			continue
-		}
+	for _, o := range d.snapshotsOf(s) {
 		if !force {
 			if err := d.Withdraw(o); err != nil {
 				return err

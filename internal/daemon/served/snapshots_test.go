@@ -238,6 +238,45 @@ func TestDeletionOfADiskThatIsRead(t *testing.T) {
 	<-s.released
 }
 
+// TestRefusedDeletionEndsNothing: snapshots stay LUNs if the deletion of their disk is refused.
+func TestRefusedDeletionEndsNothing(t *testing.T) {
+	for name, use := range map[string]func(t *testing.T, d *Disks) (end func()){
+		"disk":             func(_ *testing.T, d *Disks) func() { return d.use(1) },
+		"another snapshot": func(_ *testing.T, d *Disks) func() { return d.use(3) },
+		"read snapshot": func(t *testing.T, d *Disks) func() {
+			of := testtool.Must(d.OpenContent("1.raw", "third"))(t)
+			return func() { require.NoError(t, of.Close()) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := serveKept(t, 1)
+			s := d.table.all()[0]
+			for _, name := range []string{"first", "second", "third"} {
+				require.NoError(t, d.TakeSnapshot(t.Context(), name, s))
+			}
+			first := testtool.Must(d.serveSnapshot(t.Context(), s, "first"))(t)
+			second := testtool.Must(d.serveSnapshot(t.Context(), s, "second"))(t)
+			end := use(t, d)
+			require.Error(t, d.Withdraw(s))
+			for _, lun := range []uint16{1, first, second} {
+				require.NotNil(t, d.inUse.At(lun), lun)
+			}
+			end()
+			require.NoError(t, d.Withdraw(s))
+			for _, lun := range []uint16{1, first, second} {
+				require.Nil(t, d.inUse.At(lun), lun)
+			}
+		})
+	}
+}
+
+// use begins to use a disk, as a client that has read it does.
+func (d *Disks) use(lun uint16) (end func()) {
+	c := d.inUse.Attach("guest")
+	_ = c.FirstUse(d.inUse.At(lun)) // it is there
+	return c.Detach
+}
+
 // TestSnapshotThatAVolumeNeeds: a snapshot that was cloned stays, also if the daemon does not serve
 // the volumes that would tell who needs it, or serves others.
 func TestSnapshotThatAVolumeNeeds(t *testing.T) {
