@@ -15,7 +15,6 @@ import (
 	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/flock"
-	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/words"
 	"kubevirt.io/disk/status"
 )
@@ -77,58 +76,39 @@ func (c *config) makeTemporary() (remove func() error, err error) {
 	if !c.temporary {
 		return func() error { return nil }, nil
 	}
-	dir, remove, err := temporaryDir()
+	own, err := temporaryDir()
 	if err != nil {
 		return nil, fmt.Errorf("a temporary work directory cannot be made: name one with %s: %w",
 			nameOf(keyWorkDir), err)
 	}
 	if rel, err := filepath.Rel(c.WorkDir, c.ControlSocket); err == nil && c.ControlSocket != "" &&
 		filepath.IsLocal(rel) {
-		c.ControlSocket = filepath.Join(dir, rel)
+		c.ControlSocket = filepath.Join(own.Path, rel)
 	}
 	if rel, err := filepath.Rel(c.WorkDir, c.Streams.CacheDir); err == nil &&
 		filepath.IsLocal(rel) {
-		c.Streams.CacheDir = filepath.Join(dir, rel)
+		c.Streams.CacheDir = filepath.Join(own.Path, rel)
 		c.Containers.Dir = filepath.Join(c.Streams.CacheDir, levelsName)
 	}
-	c.WorkDir = dir
-	return remove, nil
+	c.WorkDir = own.Path
+	return own.Remove, nil
 }
 
 const temporaryPrefix = "serve-"
 
-// temporaryDir makes a directory in the user's cache. It uses /tmp only if it cannot write to a
-// cache: /tmp may be in memory, and everybody can write there.
-func temporaryDir() (dir string, remove func() error, err error) {
+// temporaryDir makes a directory in the user's cache, and removes those of killed daemons. It uses
+// /tmp only if it cannot write to a cache: /tmp may be in memory, and everybody can write there.
+func temporaryDir() (own *flock.OwnDir, err error) {
 	cache, err := os.UserCacheDir()
-	if err == nil {
-		dir, remove, err = cachedDir(filepath.Join(cache, "kubevirt-disk"))
-	}
-	if err != nil {
-		own, err := flock.TemporaryDir()
-		if err != nil {
-			return "", nil, err
+	if dir := filepath.Join(cache, "kubevirt-disk"); err == nil {
+		if err = os.MkdirAll(dir, 0o700); err == nil {
+			own, err = flock.NewOwnDir(dir, temporaryPrefix)
 		}
-		return own.Path, own.Remove, nil
 	}
-	return dir, remove, nil
-}
-
-// cachedDir makes a temporary directory, and removes the directories of killed daemons.
-func cachedDir(cache string) (dir string, remove func() error, err error) {
-	if err := os.MkdirAll(cache, 0o700); err != nil {
-		return "", nil, err
-	}
-	all, err := osfile.OpenDir(cache)
 	if err != nil {
-		return "", nil, err
+		return flock.TemporaryDir()
 	}
-	defer all.Close()
-	own, err := flock.NewOwnDir(all, temporaryPrefix)
-	if err != nil {
-		return "", nil, err
-	}
-	return own.Path, own.Remove, nil
+	return own, nil
 }
 
 // guide describes the disks to a person, and how to log in.

@@ -107,10 +107,10 @@ func TestTemporaryDirectoryWithoutAWritableCache(t *testing.T) {
 	require.NoError(t, os.Symlink("/proc/self", filepath.Join(cache, "kubevirt-disk")))
 	t.Setenv("XDG_CACHE_HOME", cache)
 	t.Setenv("TMPDIR", tmp)
-	path, remove := testtool.Must2(temporaryDir())(t)
-	require.Equal(t, tmp, filepath.Dir(path))
-	require.NoError(t, remove())
-	require.NoDirExists(t, path)
+	own := testtool.Must(temporaryDir())(t)
+	require.Equal(t, tmp, filepath.Dir(own.Path))
+	require.NoError(t, own.Remove())
+	require.NoDirExists(t, own.Path)
 }
 
 // TestServeNamedImagesWithoutACache, as in a container: it uses the system's temporary directory.

@@ -56,29 +56,22 @@ func runtimeDirs() (dirs []string) {
 	return append(dirs, last)
 }
 
-// usable opens a runtime directory, and makes it if make is set. It must be this user's alone, and
+// usable checks a runtime directory, and makes it if make is set. It must be this user's alone, and
 // nobody else may be able to replace it.
-func usable(dir string, make bool) (*os.File, error) {
+func usable(dir string, make bool) error {
 	if make {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, err
+			return err
 		}
 	}
 	// A link to a directory of this user is refused.
 	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := ownAlone(f); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
-
-// ownAlone checks the owners of a runtime directory and of the directory above.
-func ownAlone(f *os.File) error {
-	var dir, above unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &dir); err != nil {
+	defer f.Close()
+	var own, above unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &own); err != nil {
 		return err
 	}
 	if err := unix.Fstatat(int(f.Fd()), "..", &above, 0); err != nil {
@@ -86,12 +79,12 @@ func ownAlone(f *os.File) error {
 	}
 	user := uint32(os.Geteuid())
 	switch {
-	case dir.Uid != user || dir.Mode&0o077 != 0:
+	case own.Uid != user || own.Mode&0o077 != 0:
 		return fmt.Errorf("%q is not only for user %d: remove it, or set XDG_RUNTIME_DIR to "+
-			"another directory", f.Name(), user)
+			"another directory", dir, user)
 	case above.Uid != user && above.Uid != 0, above.Mode&0o022 != 0 && above.Mode&unix.S_ISVTX == 0:
 		return fmt.Errorf("%q is in a directory in which others can replace it: set "+
-			"XDG_RUNTIME_DIR to another one", f.Name())
+			"XDG_RUNTIME_DIR to another one", dir)
 	}
 	return nil
 }
@@ -110,12 +103,10 @@ func NewOwnDir() (*OwnDir, error) {
 }
 
 func ownDirIn(dir string) (*OwnDir, error) {
-	all, err := usable(dir, true)
-	if err != nil {
+	if err := usable(dir, true); err != nil {
 		return nil, err
 	}
-	defer all.Close()
-	own, err := flock.NewOwnDir(all, dirPrefix)
+	own, err := flock.NewOwnDir(dir, dirPrefix)
 	if err != nil {
 		return nil, err
 	}
@@ -130,14 +121,12 @@ func ownDirIn(dir string) (*OwnDir, error) {
 // daemons.
 func Sockets() (found []string) {
 	for _, dir := range runtimeDirs() {
-		all, err := usable(dir, false)
-		if err != nil {
+		if usable(dir, false) != nil {
 			continue // no daemon can be there
 		}
-		for _, own := range flock.OwnDirs(all, dirPrefix) {
+		for _, own := range flock.OwnDirs(dir, dirPrefix) {
 			found = append(found, socketIn(own))
 		}
-		_ = all.Close()
 	}
 	return found
 }

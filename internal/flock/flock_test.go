@@ -126,10 +126,8 @@ func TestOpenForTheLock(t *testing.T) {
 // TestOwnDir: directories of running processes are found until they end. What a killed one has left
 // is removed, and nothing else.
 func TestOwnDir(t *testing.T) {
-	in, err := os.Open(t.TempDir())
-	require.NoError(t, err)
-	defer in.Close()
-	other := filepath.Join(in.Name(), "mine")
+	in := t.TempDir()
+	other := filepath.Join(in, "mine")
 	require.NoError(t, os.Mkdir(other, 0o700))
 	killed, err := NewOwnDir(in, "own-")
 	require.NoError(t, err)
@@ -140,7 +138,7 @@ func TestOwnDir(t *testing.T) {
 	events, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 	require.NoError(t, err)
 	defer unix.Close(events)
-	_, err = unix.InotifyAddWatch(events, in.Name(), unix.IN_CREATE|unix.IN_MOVED_TO)
+	_, err = unix.InotifyAddWatch(events, in, unix.IN_CREATE|unix.IN_MOVED_TO)
 	require.NoError(t, err)
 	two, err := NewOwnDir(in, "own-")
 	require.NoError(t, err)

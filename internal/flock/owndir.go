@@ -23,21 +23,16 @@ const ownLock = ".lock"
 
 // TemporaryDir makes an OwnDir in the directory for temporary files, which other users may share.
 func TemporaryDir() (*OwnDir, error) {
-	in, err := os.OpenFile(os.TempDir(), os.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer in.Close()
-	return NewOwnDir(in, "kubevirt-disk-tmp-")
+	return NewOwnDir(os.TempDir(), "kubevirt-disk-tmp-")
 }
 
 // NewOwnDir makes an OwnDir in a directory. Its name begins with prefix. NewOwnDir removes those of
 // killed processes there.
-func NewOwnDir(in *os.File, prefix string) (*OwnDir, error) {
+func NewOwnDir(in, prefix string) (*OwnDir, error) {
 	OwnDirs(in, prefix)
 	// A directory of this name, whose file is not locked yet, is not searched. It stays, empty, if
 	// its process is killed at that moment.
-	made, err := os.MkdirTemp(in.Name(), "."+prefix)
+	made, err := os.MkdirTemp(in, "."+prefix)
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +43,7 @@ func NewOwnDir(in *os.File, prefix string) (*OwnDir, error) {
 	// Without locks, nobody finds it, and it stays if the process is killed.
 	_ = Lock(lock, unix.LOCK_EX|unix.LOCK_NB)
 	name := strings.TrimPrefix(filepath.Base(made), ".")
-	d := &OwnDir{filepath.Join(in.Name(), name), lock}
+	d := &OwnDir{filepath.Join(in, name), lock}
 	// Only now that it is locked: others would take it for that of a killed process.
 	if err := os.Rename(made, d.Path); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(made), lock.Close())
@@ -65,13 +60,13 @@ func (d *OwnDir) Remove() error {
 }
 
 // OwnDirs returns the paths of running processes' directories, and removes those of killed ones.
-func OwnDirs(in *os.File, prefix string) (running []string) {
-	entries, _ := os.ReadDir(in.Name()) // if it cannot be read, nothing is found
+func OwnDirs(in, prefix string) (running []string) {
+	entries, _ := os.ReadDir(in) // if it cannot be read, nothing is found
 	for _, e := range entries {
 		if !e.IsDir() || !strings.HasPrefix(e.Name(), prefix) {
 			continue
 		}
-		path := filepath.Join(in.Name(), e.Name())
+		path := filepath.Join(in, e.Name())
 		var st unix.Stat_t
 		if unix.Lstat(path, &st) != nil || int(st.Uid) != os.Geteuid() {
 			continue // another user's: root could remove it
