@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
 )
 
@@ -160,11 +161,15 @@ func (o *opener) scan(name string) (f scanned, err error) {
 		}
 		f.info = l.describe(use)
 	}
-	if f.image, err = o.openFile(name); err == nil {
+	if strings.HasSuffix(name, durable.PartialSuffix) {
+		// It may look whole: pull gives a file its length first.
+		f.refused = &Error{Name: name,
+			Reason: "is not complete: a command is writing it, or was killed while it did",
+			Action: "wait for that command, or repeat it, or remove the file"}
+	} else if f.image, err = o.openFile(name); err == nil {
 		f.info = f.image.Info()
 		return f, nil
-	}
-	if !errors.As(err, &f.refused) {
+	} else if !errors.As(err, &f.refused) {
 		return f, err
 	}
 	var st unix.Stat_t

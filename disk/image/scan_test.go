@@ -102,6 +102,7 @@ func TestScanListsEveryOffendingFile(t *testing.T) {
 	filetest.Put(t, dir, "fake.qcow2", filetest.Block(1, 512), 0)
 	filetest.Put(t, dir, "broken.qcow2", []byte("QFI\xfb\x00\x00\x00\x03"), 512)
 	filetest.Put(t, dir, "bad\nname\x1b.bin", filetest.Block(1, 512), 0)
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "killed.qcow2.partial", "1M")
 	secret := filetest.Put(t, outside, "secret.raw", []byte("secret"), 512)
 	require.NoError(t, os.Symlink(secret, filepath.Join(dir, "link-out.raw")))
 	require.NoError(t, os.Symlink("good.raw", filepath.Join(dir, "link-in.raw")))
@@ -119,7 +120,7 @@ func TestScanListsEveryOffendingFile(t *testing.T) {
 		"broken.qcow2": "not valid", "link-out.raw": "symbolic link",
 		"link-in.raw": "symbolic link", "dangling.raw": "symbolic link",
 		"..data": "symbolic link", "fifo.raw": "FIFO", "sock.raw": "socket",
-		"bad\nname\x1b.bin": ".raw",
+		"bad\nname\x1b.bin": ".raw", "killed.qcow2.partial": "not complete",
 	}
 	if unix.Mknod(filepath.Join(dir, "null.raw"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))) ==
 		nil {
