@@ -65,6 +65,19 @@ func TestVolumeSnapshots(t *testing.T) {
 		"snapshots go with their volume")
 }
 
+// TestSnapshotWithoutStorage: the request is a right one, and the same one works later.
+func TestSnapshotWithoutStorage(t *testing.T) {
+	t.Parallel()
+	v := startVolumes(t, nil)
+	v.put("vm1", "size: 1Mi\n")
+	const path = "/volume/vm1/snapshots/first"
+	at := filepath.Join(v.home, "work", ".volumes", "vm1")
+	require.NoError(t, os.Rename(at, at+".away"))
+	v.refusal(http.StatusInternalServerError, http.MethodPut, path, "")
+	require.NoError(t, os.Rename(at+".away", at))
+	require.Equal(t, http.StatusCreated, v.answers(http.MethodPut, path))
+}
+
 // TestChangedBlocks: a backup of what changed between two snapshots, by tools that know QEMU's
 // bitmaps.
 func TestChangedBlocks(t *testing.T) {

@@ -290,6 +290,7 @@ func chooseDisk(stream *registry.Stream, name string) (string, error) {
 // refusal classifies errors by whether the client can correct them.
 func refusal(err error) error {
 	var used *serving.InUseError
+	var snapshot *instance.SnapshotError
 	switch {
 	case err == nil, errors.As(err, new(*api.Error)), disk.IsNoSpace(err): // the server knows these
 		return err
@@ -299,7 +300,7 @@ func refusal(err error) error {
 		return api.Errorf(api.CodeNotFound, "%v", err)
 	case errors.Is(err, instance.ErrSnapshotExists), errors.Is(err, instance.ErrSnapshotInUse):
 		return api.Errorf(api.CodeInUse, "%v", err)
-	case errors.As(err, new(*instance.SnapshotError)):
+	case errors.As(err, &snapshot) && snapshot.Err == nil: // otherwise its storage has failed
 		return api.Errorf(api.CodeInvalid, "%v", err)
 	case errors.Is(err, served.ErrStopping):
 		return api.Errorf(api.CodeUnavailable, "%v", served.ErrStopping)
