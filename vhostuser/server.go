@@ -26,6 +26,8 @@ type Options struct {
 	Log   *zap.Logger // nil: no log
 	// Dir is the directory of the sockets, one for each disk.
 	Dir string
+	// ClientDir is the path of that directory for clients. "": Dir.
+	ClientDir string
 	// UIDs are the users who may connect, in addition to this process's user and root.
 	UIDs []uint32
 	// Crowd limits the connections.
@@ -40,8 +42,10 @@ type Server struct {
 	disks *serving.Disks
 	log   *zap.Logger
 	dir   string
-	uids  []uint32
-	conns *serving.Connections[*conn]
+	// clientDir is Options.ClientDir
+	clientDir string
+	uids      []uint32
+	conns     *serving.Connections[*conn]
 	// stopTimeout is the constant stopTimeout, and shorter in tests
 	stopTimeout time.Duration
 
@@ -65,7 +69,8 @@ type export struct {
 // New makes a server, and adds it as a front end of the disks. There must be no disk yet.
 func New(opt Options) (*Server, error) {
 	s := &Server{disks: opt.Disks, log: opt.Log, dir: opt.Dir, uids: opt.UIDs,
-		stopTimeout: stopTimeout, exports: map[*serving.Disk]*export{}}
+		clientDir: cmp.Or(opt.ClientDir, opt.Dir), stopTimeout: stopTimeout,
+		exports: map[*serving.Disk]*export{}}
 	s.log = cmp.Or(s.log, zap.NewNop())
 	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
 		return nil, errors.New("vhost-user: rings are read on little-endian machines only")
@@ -90,12 +95,14 @@ func (s *Server) end(which func(*conn) bool, err error) {
 }
 
 // socketName is the name of a disk's socket, without .sock: the disk's name. It is the disk's
-// number if another disk has that name, if the name is a number, or if no socket can have it.
+// number if another disk has that name, if the name is a number, if no socket can have it, or if
+// clients could not connect because the path is too long.
 func (s *Server) socketName(d *serving.Disk) string {
 	name := d.Name
 	_, err := strconv.Atoi(name)
 	if err == nil || name == "" || strings.ContainsAny(name, "/\\") ||
 		strings.HasPrefix(name, ".") ||
+		len(filepath.Join(s.clientDir, name+".sock")) > socket.MaxAddress ||
 		!serving.ValidName(serving.SocketPrefix+filepath.Join(s.dir, name+".sock")) {
 		return strconv.Itoa(int(d.Number))
 	}

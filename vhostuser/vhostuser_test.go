@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -355,15 +356,22 @@ func TestRevertedMeanwhile(t *testing.T) {
 	require.NoError(t, d.Read(0, 0, make([]byte, 512)))
 }
 
-// TestNames: two disks with one name have two sockets, and no name leads out of the directory.
+// TestNames: two disks with one name have two sockets, no name leads out of the directory, and each
+// path can be a socket's.
 func TestNames(t *testing.T) {
 	v := serve(t, disktest.NewMemory(diskSize))
-	for i, name := range []string{"3", "a", "../../b", "c d", ".."} {
+	long := strings.Repeat("n", 100)
+	for i, one := range []struct{ name, clientDir, want string }{
+		{"3", "/d", "2"}, {"a", "/d", "3"}, {"../../b", "/d", "4"}, {"c d", "/d", "5"},
+		{"..", "/d", "6"}, {long[:60], "/" + long[:41], "7"},
+		{long[:60], "/" + long[:40], long[:60]},
+	} {
+		v.clientDir = one.clientDir
 		v.add(t, disktest.NewMemory(diskSize), func(o *serving.Options) {
-			o.Number, o.Name = uint16(i+2), name
+			o.Number, o.Name = uint16(i+2), one.name
 			o.Identity = disk.IdentityOf([18]byte{10: 9, 11: byte(i)})
 		})
-		require.Equal(t, filepath.Join(v.dir, fmt.Sprintf("%d.sock", i+2)), v.Socket(uint16(i+2)))
+		require.Equal(t, filepath.Join(v.dir, one.want+".sock"), v.Socket(uint16(i+2)))
 	}
 	info := testtool.Must(os.Stat(v.socket))(t)
 	require.EqualValues(t, 0o600, info.Mode().Perm())

@@ -239,7 +239,7 @@ func (d *Daemon) newTarget() (*target.Server, error) {
 	}
 	if err == nil && d.opt.VhostUserDir != "" {
 		d.vhost, err = vhostuser.New(vhostuser.Options{Disks: d.inUse, Dir: d.opt.VhostUserDir,
-			Log: d.log.Named("vhost-user")})
+			ClientDir: d.vhostClientDir(), Log: d.log.Named("vhost-user")})
 	}
 	if err == nil {
 		err = d.closeGate()

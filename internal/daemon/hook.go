@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -317,4 +318,12 @@ func hookAccess(mode string) libvirt.AccessMode {
 		return libvirt.ReadShared
 	}
 	return libvirt.WriteExclusive
+}
+
+// vhostClientDir is the directory of the sockets for vhost-user as QEMU finds it.
+func (d *Daemon) vhostClientDir() string {
+	if h := d.opt.Hook; h != nil && d.opt.VhostUserDir == h.VhostUser() {
+		return filepath.Dir(h.LauncherVhostUser("a.sock"))
+	}
+	return absolute(d.opt.VhostUserDir)
 }

@@ -173,14 +173,17 @@ func named(err error, path string) error {
 // MaxAddress is the longest path in a socket address, in bytes (unix(7)).
 const MaxAddress = 107
 
-// shortPath names a socket by its open directory, because of MaxAddress.
+// shortPath names a socket by its open directory, because of MaxAddress, unless its own path is the
+// shorter one.
 func shortPath(path string) (dir *os.File, short string, err error) {
 	dir, err = os.OpenFile(filepath.Dir(path), os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, "", err
 	}
 	by := fmt.Sprintf("/proc/self/fd/%d", dir.Fd())
-	short = by + "/" + filepath.Base(path)
+	if short = by + "/" + filepath.Base(path); len(short) > MaxAddress && len(path) <= MaxAddress {
+		short = path
+	}
 	if len(short) > MaxAddress {
 		err = fmt.Errorf("the last part of the path has %d bytes, and that of a socket %d at most",
 			len(filepath.Base(path)), MaxAddress-len(by)-1)
