@@ -82,11 +82,12 @@ func (s *handoverState) valid() bool {
 // maxName is the length of the longest iSCSI name in bytes (RFC 7143 4.2.7.1).
 const maxName = 223
 
-// ValidName reports whether a peer can have this name.
+// ValidName reports whether a peer can have this name. What is no UTF-8 would come back from the
+// disk's state as another name.
 func ValidName(name string) bool {
 	return name != "" && len(name) <= maxName &&
 		!strings.ContainsFunc(name, func(r rune) bool {
-			return unicode.IsSpace(r) || !unicode.IsPrint(r)
+			return r == unicode.ReplacementChar || unicode.IsSpace(r) || !unicode.IsPrint(r)
 		})
 }
 

@@ -363,7 +363,7 @@ func TestNames(t *testing.T) {
 	long := strings.Repeat("n", 100)
 	for i, one := range []struct{ name, clientDir, want string }{
 		{"3", "/d", "2"}, {"a", "/d", "3"}, {"../../b", "/d", "4"}, {"c d", "/d", "5"},
-		{"..", "/d", "6"}, {long[:60], "/" + long[:41], "7"},
+		{"..", "/d", "6"}, {"\xff", "/d", "7"}, {long[:60], "/" + long[:41], "8"},
 		{long[:60], "/" + long[:40], long[:60]},
 	} {
 		v.clientDir = one.clientDir
