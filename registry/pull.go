@@ -88,9 +88,10 @@ type puller struct {
 	path   string // of the wanted disk; "": any
 	shadow *layer.Shadow
 	files  []*file
-	lone   []*file         // disks in archives that are no layers: see loneFile
-	names  map[string]bool // in a directory: files that were begun
-	index  *layer.Index    // describes the files; nil: there is none
+	lone   []*file // disks in archives that are no layers: see loneFile
+	// names are the disks of the files that were begun in a directory
+	names map[string]string
+	index *layer.Index // describes the files; nil: there is none
 	// create begins a file. nil: the destination is a path.
 	create func(name string) (*image.Destination, error)
 }
@@ -98,7 +99,7 @@ type puller struct {
 func newPuller(r *transport.Image, dest string, opt PullOptions) *puller {
 	opt.Progress = cmp.Or(opt.Progress, new(Progress))
 	return &puller{opt: opt, image: r, dest: dest, dir: layer.DiskDir, shadow: layer.NewShadow(),
-		names: make(map[string]bool)}
+		names: make(map[string]string)}
 }
 
 // file is a visible file of the image.
@@ -460,8 +461,9 @@ func (p *puller) open(f *file) (err error) {
 	if p.many {
 		f.label = filepath.Join(p.dest, p.fileName(f.diskName()))
 	}
-	if p.names[f.label] {
-		return fmt.Errorf("two disks of the image would be called %q", f.label)
+	if other := p.names[f.label]; other != "" {
+		return fmt.Errorf("%q and %q would both be %q: pull each by its name (--path), to a file "+
+			"of its own", other, f.name, f.label)
 	}
 	info, statErr := os.Stat(f.label)
 	switch {
@@ -475,7 +477,7 @@ func (p *puller) open(f *file) (err error) {
 	if err != nil {
 		return err
 	}
-	p.names[f.label] = true
+	p.names[f.label] = f.name
 	f.arrival = image.NewArrival(f.diskName(), f.contentSize(), f.to,
 		image.ArrivalOptions{Options: p.opt.Image, Original: p.opt.Original})
 	return nil

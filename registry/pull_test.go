@@ -201,6 +201,13 @@ func TestPullDirectory(t *testing.T) {
 	require.Len(t, namesIn(t, dir), 2)
 
 	brings(t, c, ref, PullOptions{Path: "top.qcow2"}, want)
+
+	ref = imageOf(t, tarOf(t, tarFile{Name: "disk/base.raw", Content: base},
+		tarFile{Name: "disk/base.qcow2", Content: bytesOf(t, filepath.Join(work, "middle.qcow2"))},
+		file("base.img"), file("middle.qcow2")))
+	_, _, err := c.Pull(t.Context(), ref, dir, PullOptions{})
+	require.ErrorContains(t, err, `"disk/base.raw" and "disk/base.qcow2" would both be`)
+	require.Len(t, namesIn(t, dir), 2)
 }
 
 // TestPullLate fetches a qcow2 file with a table behind the data that it maps. The layer is read
