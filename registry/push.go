@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -217,8 +218,8 @@ func (p *pusher) open(file string) (*image.Image, error) {
 	return image.Open(file, p.opt.Image)
 }
 
-// checkNames refuses two different files of one name, and one file that is named twice. But the
-// backing file of another file may be named, too.
+// checkNames refuses two different files of one name, one file that is named twice, and names that
+// an index cannot have. But the backing file of another file may be named, too.
 func (p *pusher) checkNames() error {
 	from, named := make(map[string]string), make(map[string]bool)
 	for _, f := range p.planned {
@@ -232,6 +233,9 @@ func (p *pusher) checkNames() error {
 				below), append(files, filepath.Join(filepath.Dir(f.path), below))
 		}
 		for i, name := range names {
+			if !utf8.ValidString(name) {
+				return fmt.Errorf("%q is no UTF-8, so the image could not be served: rename it", name)
+			}
 			if other, there := from[name]; there && !sameFile(other, files[i]) {
 				return fmt.Errorf("%q and %q would have the same name in the image: rename one",
 					other, files[i])

@@ -394,6 +394,8 @@ func TestPushRefuses(t *testing.T) {
 			"same name"},
 		"twice": {[]string{good, filepath.Join(dir, "x", "..", "a.img")}, m.ref(t, "vm/a:1"),
 			"is named twice"},
+		"no UTF-8": {[]string{file("\xff.img", noise(38, 8192))}, m.ref(t, "vm/a:1"),
+			`\xff.img" is no UTF-8`},
 		"long chain": {[]string{filepath.Join(dir, "9.qcow2")}, m.ref(t, "vm/a:1"),
 			"more than 8"},
 		"to a digest": {[]string{good}, digest, "name a tag"},

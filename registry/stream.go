@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/osfile"
@@ -185,6 +186,10 @@ func (s *Stream) search(ctx context.Context) (err error) {
 	now := record{Reference: s.ref.String(), Digest: s.image.Digest, Named: s.image.Named,
 		Pulled: s.fetched != nil, Unverified: s.parts != nil && len(s.parts.Walked) > 0}
 	for _, name := range names {
+		if !utf8.ValidString(name) { // the record would have another name, and so the next start
+			return fmt.Errorf("%s has the disk %q, whose name is no UTF-8: rename it in the image, "+
+				"or pull it", s.ref, name)
+		}
 		d := StreamDisk{Name: name}
 		for _, old := range s.record.Disks {
 			if old.Name == name {
