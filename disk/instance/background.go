@@ -41,7 +41,7 @@ type background struct {
 	workers  *Workers
 	cancel   context.CancelFunc // stops copying
 	abandon  context.CancelFunc // stops reading the image
-	retry    time.Duration      // wait before the image is read again after an error
+	retry    time.Duration      // see readRetry
 	after    <-chan struct{}    // copying begins when it is closed; nil: at once
 	done     sync.WaitGroup
 	settled  chan struct{} // closed by settle
@@ -82,7 +82,7 @@ func message(err error) string {
 const (
 	// scarceRetry is the wait before the state is saved again after a lack of space or descriptors.
 	scarceRetry = time.Second
-	// readRetry is the wait before reading the image again.
+	// readRetry is the wait before reading the image, or recording that it is copied, again.
 	readRetry = 30 * time.Second
 )
 
@@ -166,14 +166,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	if b.settle(err) != nil {
 		return err
 	}
-	for err = b.workers.copying.Do(ctx, b.complete); isScarce(err); err = b.workers.copying.Do(ctx,
-		b.complete) {
-		b.progress.Wait(disk.IsNoSpace(err))
-		if err := slots.Rest(ctx, scarceRetry); err != nil {
-			return err
-		}
-	}
-	if err != nil {
+	if err := b.keepCompleting(ctx); err != nil {
 		return err
 	}
 	elapsed := time.Since(begin)
@@ -269,6 +262,29 @@ func (b *background) identify(ctx context.Context, contents []*image.Hash) error
 		func() error { return b.dir.saveState(b.state, b.state.Durable) })
 	b.unsaved = err != nil
 	return err
+}
+
+// keepCompleting is complete, tried again after errors of storage: a claim, or the snapshot that a
+// clone reads, would wait for that until the next start.
+func (b *background) keepCompleting(ctx context.Context) error {
+	for {
+		err := b.workers.copying.Do(ctx, b.complete)
+		wait := b.retry
+		switch {
+		case err == nil, ctx.Err() != nil, b.state.Complete, errors.Is(err, disk.ErrFailed),
+			errors.Is(err, image.ErrChanged):
+			return err
+		case isScarce(err):
+			wait = scarceRetry
+		default:
+			b.log.Warn("the disk is copied, but that cannot be recorded: trying again",
+				zap.Error(err), zap.Duration("after", wait))
+		}
+		b.progress.Wait(disk.IsNoSpace(err))
+		if err := slots.Rest(ctx, wait); err != nil {
+			return err
+		}
+	}
 }
 
 // complete records that the file is the whole disk, because everything is copied. The disk then

@@ -126,6 +126,26 @@ func TestMapsStayUntilTheDiskIsComplete(t *testing.T) {
 	incomplete()
 }
 
+// TestDiskIsCompleteAfterErrors: a disk whose storage failed when everything was copied does not
+// need its image until the next start.
+func TestDiskIsCompleteAfterErrors(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
+	begin, progress := make(chan struct{}), new(image.Progress)
+	inst, logs := start(t, path, Options{PersistentDir: t.TempDir(), Mode: CopyClone,
+		CopyAfter: begin, Progress: progress})
+	inTheWay := inst.dir.state() + durable.PartialSuffix
+	testtool.Eventually(t, func() bool { return os.Mkdir(inTheWay, 0o700) == nil })
+	inst.copies.retry = time.Millisecond
+	close(begin)
+	const failed = "the disk is copied, but that cannot be recorded: trying again"
+	testtool.Eventually(t, func() bool { return logs.FilterMessage(failed).Len() > 1 },
+		"it has failed twice: %v", func() any { return logs.All() })
+	require.False(t, progress.Finished())
+	require.NoError(t, os.Remove(inTheWay))
+	testtool.Await(t, progress.Ended(), "it is not complete")
+	require.True(t, stateOf(t, inst).Complete)
+}
+
 // TestCompleteDiskDoesNotWaitForItsImage: a part of an image that cannot be read, and has no data
 // of the disk, does not keep the disk from being complete.
 func TestCompleteDiskDoesNotWaitForItsImage(t *testing.T) {
