@@ -14,6 +14,8 @@ set -euo pipefail
 [ $# -eq 4 ] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 disk=$1 image=$2 repository=$3 directory=$4
 here=$(dirname "$0")
+: "${NBD_SOCKET:?is the socket of --nbd unix:PATH}"
+[ -d "$directory" ] || { echo "there is no directory $directory: make it, or mount it" >&2; exit 2; }
 
 now=backup-$(date -u +%Y%m%dT%H%M%S%N)
 last=
