@@ -7,8 +7,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry"
+	"kubevirt.io/disk/registry/transport"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -49,4 +51,25 @@ func TestRecordBootRefuses(t *testing.T) {
 		opt.RecordBoot = path
 		require.ErrorContains(t, testtool.Err(New(opt)), "cannot be recorded")
 	}
+}
+
+// TestRecordBootOfNothing: a person who waits for the file is told why there is none.
+func TestRecordBootOfNothing(t *testing.T) {
+	opt := testOptions(t, "a.raw")
+	opt.RecordBoot = filepath.Join(t.TempDir(), "order")
+	r := start(t, opt)
+	require.NoError(t, r.end())
+	require.Equal(t, 1, r.log.FilterMessageSnippet("nothing was recorded").Len())
+	require.NoFileExists(t, opt.RecordBoot)
+}
+
+// TestWrongRegistrySettings: they end the start as other wrong settings do.
+func TestWrongRegistrySettings(t *testing.T) {
+	opt := testOptions(t, "a.raw")
+	opt.Streams.References = []transport.Reference{
+		testtool.Must(transport.ParseReference("r.example/a:1"))(t)}
+	opt.Streams.CacheDir, opt.Streams.Registry.CA = t.TempDir(), "/none"
+	var wrong *problems.Error
+	require.ErrorAs(t, testtool.Err(New(opt)), &wrong)
+	require.ErrorContains(t, wrong, "--registry-ca")
 }

@@ -128,12 +128,12 @@ func New(opt Options) (*Client, error) {
 		keychain: &keychain.Keychain{File: opt.Config, Own: opt.Own, Host: opt.OwnHost,
 			Warn: opt.Warn}}
 	if err := c.keychain.Check(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--registry-config (REGISTRY_CONFIG): %w", err)
 	}
 	for _, host := range opt.Insecure {
 		if _, err := name.NewRegistry(host); err != nil || strings.Contains(host, "/") {
-			return nil, fmt.Errorf("insecure registry %s is not a host, or host and port",
-				quoted(host))
+			return nil, fmt.Errorf("--insecure-registry (INSECURE_REGISTRY): %s is not a host, or "+
+				"host and port", quoted(host))
 		}
 	}
 	for _, text := range opt.Mirrors {
@@ -142,9 +142,8 @@ func New(opt Options) (*Client, error) {
 		registry, err := name.NewRegistry(of)
 		_, err2 := name.NewRegistry(host)
 		if !ok || of == "" || host == "" || err != nil || err2 != nil {
-			return nil, fmt.Errorf(
-				"registry mirror %s is not of the form HOST=MIRROR or HOST=MIRROR/PREFIX",
-				quoted(text))
+			return nil, fmt.Errorf("--registry-mirror (REGISTRY_MIRROR): %s is not of the form "+
+				"HOST=MIRROR or HOST=MIRROR/PREFIX", quoted(text))
 		}
 		c.mirrors = append(c.mirrors,
 			mirror{registry: registry.RegistryStr(), host: host, prefix: strings.Trim(prefix, "/")})
@@ -170,10 +169,11 @@ func New(opt Options) (*Client, error) {
 		}
 		content, err := osfile.ReadText(opt.CA)
 		if err != nil {
-			return nil, fmt.Errorf("registry certificates: %w", err)
+			return nil, fmt.Errorf("--registry-ca (REGISTRY_CA): %w", err)
 		}
 		if !pool.AppendCertsFromPEM(content) {
-			return nil, fmt.Errorf("registry certificates: %q has no certificate in PEM", opt.CA)
+			return nil, fmt.Errorf("--registry-ca (REGISTRY_CA): %q has no certificate in PEM",
+				opt.CA)
 		}
 		c.base.TLSClientConfig.RootCAs = pool
 	}

@@ -50,6 +50,18 @@ func TestNoPasswordInAMessage(t *testing.T) {
 	}
 }
 
+// TestWrongOptionsNameTheirSettings: a person sees which of the settings is wrong.
+func TestWrongOptionsNameTheirSettings(t *testing.T) {
+	for want, opt := range map[string]Options{
+		"--registry-config (REGISTRY_CONFIG): ":     {Config: "/none"},
+		"--registry-ca (REGISTRY_CA): ":             {CA: "/none"},
+		"--registry-mirror (REGISTRY_MIRROR): ":     {Mirrors: []string{"a"}},
+		"--insecure-registry (INSECURE_REGISTRY): ": {Insecure: []string{"http://a"}},
+	} {
+		require.ErrorContains(t, testtool.Err(New(opt)), want)
+	}
+}
+
 // TestProxyThatIsNone: an address of a proxy that nobody can read is refused and not ignored. The
 // password in it is not shown.
 func TestProxyThatIsNone(t *testing.T) {

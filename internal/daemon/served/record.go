@@ -137,6 +137,11 @@ func (r *recorder) save() {
 			all.Disks = append(all.Disks, order)
 		}
 	}
+	if blocks == 0 {
+		r.log.Warn("no guest has read from an image, so nothing was recorded: a disk in copy mode "+
+			"none, and one that was complete at the start, use no image",
+			zap.String("file", r.path))
+	}
 	if blocks == r.saved {
 		return
 	}

@@ -108,9 +108,13 @@ func New(opt *options.Options) (s *Sources, err error) {
 		if with.Gate, err = signature.NewGate(opt.Streams.Signatures); err != nil {
 			return nil, err
 		}
-		s.client, err = registry.New(with)
+		if s.client, err = registry.New(with); err != nil {
+			var wrong problems.List
+			wrong.AddError(err)
+			return nil, wrong.Err()
+		}
 	}
-	return s, err
+	return s, nil
 }
 
 // Find finds the images to serve from the start. Those of this machine and of containers are open,
