@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -110,6 +111,10 @@ func (s *server) configOf(files [3][]byte) (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the certificate %q and the key %q cannot be used: %w", s.Cert,
 			s.Key, err)
+	}
+	if end := cert.Leaf.NotAfter; time.Now().After(end) {
+		s.log.Warn("the certificate of "+s.Of+" has expired, so clients refuse it: replace it",
+			zap.String("certificate", s.Cert), zap.Time("expired", end))
 	}
 	config := s.base.Clone()
 	config.Certificates = []tls.Certificate{cert}
