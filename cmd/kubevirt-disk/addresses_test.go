@@ -51,6 +51,9 @@ func TestAddressCommands(t *testing.T) {
 	require.Contains(t, told(exitFailed, "inspect", ca, "--verify-key="+key, address),
 		"no signature can be")
 
+	require.Contains(t, told(exitUsage, "pull", sums, "r.example/a:1", "x"), "--checksums: is for")
+	require.Contains(t, told(exitUsage, "inspect", sums, "r.example/a:1"), "--checksums: is for")
+
 	bad := strings.Replace(address, "://", "://me:hush@", 1)
 	require.Contains(t, told(exitUsage, "pull", bad, "x"), "credentials come from")
 	require.Contains(t, told(exitUsage, "inspect", bad), "credentials come from")

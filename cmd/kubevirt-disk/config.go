@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // config is a complete, checked configuration of serve: the daemon's options, and further settings
@@ -112,21 +113,29 @@ func (l loader) findIdle(c *config) {
 			}
 		}
 	}
-	if len(c.Streams.References)+len(c.Containers.References) == 0 && c.Volumes == nil {
-		const why = "is for images in registries and at addresses, and none is named"
-		for _, row := range settings.Only(c.settings(), inSection(sectionTrust)) {
+	verifies := func(why string, rows []settings.Setting) {
+		for _, row := range rows {
 			if l.Flags.Changed(row.Key) {
-				l.Problems.Add("--"+row.Key, why+" (--image)")
+				l.Problems.Add("--"+row.Key, "%s (--image)", why)
 			}
 		}
+		idle(why, rows)
+	}
+	if len(c.Streams.References)+len(c.Containers.References) == 0 && c.Volumes == nil {
+		const why = "is for images in registries and at addresses, and none is named"
+		verifies(why, settings.Only(c.settings(), inSection(sectionTrust)))
 		idle(why, settings.Only(c.settings(), func(s settings.Setting) bool {
-			return inSection(sectionTrust)(s) || inSection(sectionRegistry)(s) &&
-				s.Key != keyRecordBoot
+			return inSection(sectionRegistry)(s) && s.Key != keyRecordBoot
 		}))
+	} else if !slices.ContainsFunc(c.Streams.References, transport.Reference.IsAddress) {
+		verifies(noAddress, settings.Pick(c.settings(), keyChecksums))
 	}
 	if len(c.Portals) == 0 {
 		idle("is for iSCSI, which is off", settings.Pick(c.settings(), keyListen, keyPort,
-			keyBehindNAT, keyInsecureNoAuth))
+			keyBehindNAT, keyInsecureNoAuth, keyTargetName, keyVolumesPortal))
+	} else if c.CHAP.Enabled() && c.insecure {
+		idle("is for portals without CHAP, and initiators must present a credential",
+			settings.Pick(c.settings(), keyInsecureNoAuth))
 	}
 	if len(c.Portals) == 0 && c.Hook == nil && c.CHAP.Enabled() {
 		c.CHAP = chap.Config{} // the disks must not seem protected

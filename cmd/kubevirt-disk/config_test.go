@@ -145,7 +145,8 @@ var settingCases = []struct {
 	{key: keySignaturePolicy, inFile: "testdata/signatures/file.yaml",
 		inEnv:  "testdata/signatures/environment.yaml",
 		asFlag: "testdata/signatures/flag.yaml", also: aContainer},
-	{key: keyChecksums, inFile: "f", inEnv: "e", asFlag: "a", also: aContainer},
+	{key: keyChecksums, inFile: "f", inEnv: "e", asFlag: "a",
+		also: "IMAGE=https://h.example/a.img"},
 	{key: keyVolumesListen, inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2", asFlag: "127.0.0.1:3"},
 	{key: "volumes-dir", inFile: "/f", inEnv: "/e", asFlag: "/a", also: onLoopback},
 	{key: keyVolumesTLSCert, inFile: "/f", inEnv: "/e",
@@ -378,25 +379,46 @@ func TestSettingsThatMeanNothing(t *testing.T) {
 	cleanEnv(t)
 	withCHAP(t)
 	require.Empty(t, mustConfig(t).idle)
+	sources := func(c *config) (all []string) {
+		for _, text := range c.idle {
+			source, _, _ := strings.Cut(text, ":")
+			all = append(all, source)
+		}
+		return all
+	}
+	require.Equal(t, []string{"--insecure-no-auth"}, sources(mustConfig(t, "--insecure-no-auth")))
 	t.Setenv("VERIFY", "when-complete")
 	t.Setenv("CACHE_DIR", "/cache")
 	alone := mustConfig(t, "--iscsi=false", "--nbd=unix:/nbd", "--behind-nat", "--metrics-listen=",
 		"--pages-host=a", "--on-image-change=keep", "--record-boot=/boot", "--nbd-tls-cert=a",
-		"--nbd-tls-key=b", "--nbd-client-ca=c")
-	var sources []string
-	for _, text := range alone.idle {
-		source, _, _ := strings.Cut(text, ":")
-		sources = append(sources, source)
-	}
-	require.Equal(t, []string{"CACHE_DIR", "VERIFY", "--behind-nat",
+		"--nbd-tls-key=b", "--nbd-client-ca=c", "--target-name=iqn.2017-01.io.x:y")
+	require.Equal(t, []string{"VERIFY", "CACHE_DIR", "--target-name", "--behind-nat",
 		"CHAP_USERNAME and CHAP_PASSWORD", "--pages-host", "--on-image-change", "--nbd-tls-cert",
-		"--nbd-tls-key", "--nbd-client-ca"}, sources)
+		"--nbd-tls-key", "--nbd-client-ca"}, sources(alone))
 	require.False(t, alone.CHAP.Enabled(), "/status would say that the disks are protected")
 	require.Empty(t, alone.NBDTLS, "a file that is not there would end the start")
 	require.Empty(t, mustConfig(t, "--image=example.com/a:1").idle)
 	require.Empty(t, mustConfig(t, "--volumes-listen=127.0.0.1:1").idle)
+	require.Equal(t, []string{"--volumes-portal", "CHAP_USERNAME and CHAP_PASSWORD"},
+		sources(mustConfig(t, "--volumes-portal=a:1", "--volumes-listen=127.0.0.1:1",
+			"--iscsi=false", "--nbd=unix:/nbd")))
+	t.Setenv("CHECKSUMS", "SHA256SUMS")
+	require.Equal(t, []string{"CHECKSUMS"}, sources(mustConfig(t, "--image=example.com/a:1")))
+	require.Empty(t, mustConfig(t, "--image=https://example.com/a.img").idle)
+	require.ErrorContains(t, testtool.Err(tryConfig("--image=example.com/a:1", "--checksums=S")),
+		"--checksums: is for disks at https:// addresses")
 	_, err := tryConfig("--verify=always")
 	require.ErrorContains(t, err, "--verify: is for images in registries and at addresses")
+}
+
+// TestNamesOfPages: a name for which no browser would ask is told at once.
+func TestNamesOfPages(t *testing.T) {
+	cleanEnv(t)
+	for _, name := range []string{"http://a.example", "a.example:9260", "a.example/", "a b"} {
+		_, err := tryConfig("--pages-host=" + name)
+		require.ErrorContains(t, err, "is not the name of a host: leave out scheme, port and path")
+	}
+	mustConfig(t, "--pages-host=Disks_1.example.com,10.0.0.5,[::1],fd00::1")
 }
 
 // TestHookWithoutItsDirectory: nothing is made where nobody would ask a hook.

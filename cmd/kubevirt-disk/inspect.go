@@ -317,6 +317,7 @@ func (a *app) inspectReference(cmd *cobra.Command, ref transport.Reference, asJS
 	}
 	var opt reach
 	l := load(cmd.Flags(), opt.withAddresses())
+	l.forAddress(ref)
 	asked := opt.Signatures
 	if asked.Enabled() && l.Problems.Err() == nil {
 		if err := asked.Check(); err != nil {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"runtime"
 	"time"
 
@@ -79,6 +81,11 @@ at https://HOST/PATH[@sha256:DIGEST], and writes it as a sparse raw disk. DEST i
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		info, err := os.Stat(args[0])
+		if err == nil && info.Mode().IsRegular() && !isDirectory(filepath.Dir(args[1])) {
+			return fmt.Errorf("%q is a file, and the reference of the image comes first: usage is "+
+				"%q", args[0], cmd.UseLine())
+		}
 		ref, err := transport.ParseSource(args[0])
 		if err != nil {
 			return err
@@ -98,6 +105,7 @@ at https://HOST/PATH[@sha256:DIGEST], and writes it as a sparse raw disk. DEST i
 		}
 		opt := new(reach)
 		l := load(cmd.Flags(), append(opt.withAddresses(), unpacking))
+		l.forAddress(ref)
 		return a.withRegistryOf(cmd, l, *opt, ref,
 			func(ctx context.Context, client *registry.Client) error {
 				return a.pull(ctx, client, ref, args[1], o)

@@ -81,6 +81,16 @@ func addressSettings(o *transport.Options) []settings.Setting {
 	})
 }
 
+const noAddress = "is for disks at https:// addresses, and none is named"
+
+// forAddress refuses --checksums for what is at no address: the file would not be looked at, and
+// the disk could be taken for one that was compared with it.
+func (l loader) forAddress(ref transport.Reference) {
+	if l.Flags.Changed(keyChecksums) && !ref.IsAddress() {
+		l.Problems.Add("--"+keyChecksums, noAddress)
+	}
+}
+
 // unpackSetting limits the memory that compressed data needs.
 func unpackSetting(at *int64, def string) settings.Setting {
 	return settings.Setting{Key: keyUnpackMemory, Env: []string{"UNPACK_MEMORY"}, Default: def,

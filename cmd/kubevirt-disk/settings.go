@@ -3,8 +3,10 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/pflag"
 
@@ -273,6 +275,26 @@ func (c *config) trustRows() []settings.Setting {
 	})
 }
 
+// hostNames is a field that takes names as browsers ask for them. Another one, such as a URL, would
+// never be asked for, and its pages would be refused with the advice to name it.
+func hostNames(at *[]string) settings.Landing {
+	foreign := func(r rune) bool {
+		return r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) &&
+			!strings.ContainsRune("-_.", r)
+	}
+	return settings.Landing{At: at, Set: func(given []string) error {
+		for _, name := range given {
+			_, err := netip.ParseAddr(strings.Trim(name, "[]")) // always answered
+			if err != nil && strings.ContainsFunc(name, foreign) {
+				return fmt.Errorf("%q is not the name of a host: leave out scheme, port and path, "+
+					"as in disks.example.com", name)
+			}
+		}
+		*at = given
+		return nil
+	}}
+}
+
 func (c *config) operatingRows() []settings.Setting {
 	return settings.InSection(sectionPages, []settings.Setting{
 		{Key: keyMetricsListen, Env: []string{"METRICS_LISTEN"}, Default: ":9260", Empty: true,
@@ -281,7 +303,7 @@ func (c *config) operatingRows() []settings.Setting {
 			To: settings.Into(&c.Pages, parsePages)},
 		{Key: keyPagesHost, Env: []string{"PAGES_HOSTS"}, Kind: settings.KindList,
 			Usage: "another `name` that the pages are asked for, as behind a proxy; repeatable",
-			To:    settings.List(&c.PagesHosts)},
+			To:    hostNames(&c.PagesHosts)},
 		{Key: keyReadyFile, Env: []string{"READY_FILE"}, Default: "/tmp/healthy", Empty: true,
 			Usage: "`file` that exists while the LUNs can be used; empty: none",
 			Kind:  settings.KindFile, To: settings.Text(&c.ReadyFile)},

@@ -19,6 +19,7 @@ const (
 	keyVolumesTLSKey   = "volumes-tls-key"
 	keyVolumesClientCA = "volumes-client-ca"
 	keyVolumesToken    = "volumes-token-file"
+	keyVolumesPortal   = "volumes-portal"
 
 	defaultVolumesPort = 8443
 )
@@ -47,7 +48,7 @@ func volumeSettings(v *options.Volumes) []settings.Setting {
 			Usage: "`file` of the bearer token with which volumes may be made, read for each " +
 				"request",
 			To: settings.Text(&v.Access.Token)},
-		{Key: "volumes-portal", Env: []string{"VOLUMES_PORTAL"},
+		{Key: keyVolumesPortal, Env: []string{"VOLUMES_PORTAL"},
 			Usage: "`HOST:PORT` of the portal in answers (default the address that the client " +
 				"used)",
 			To: settings.Into(&v.Portal, parseHostPort)},
