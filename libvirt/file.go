@@ -83,8 +83,8 @@ func (f File) shown() LUN {
 func (f File) check(p *problems) {
 	checkPath(p, "File.Path", f.Path)
 	if !slices.Contains(fileFormats(), f.Format) {
-		p.add("File.Format", "%q is unknown: want %s, or a path that ends in it", f.Format,
-			oneOf(fileFormats()))
+		p.add("File.Format", "the format %q is unknown: want %s, or a path that ends in it",
+			f.Format, oneOf(fileFormats()))
 	}
 	known(p, "File.CopyMode", f.CopyMode, copyModes())
 	switch {

@@ -37,6 +37,8 @@ const (
 	keyKernel     = "kernel"
 	keyInitrd     = "initrd"
 	flagTo        = "to"
+	flagMemoryMiB = "memory-mib"
+	flagCPUs      = "cpus"
 )
 
 // The files that adapt makes in addition to the levels.
@@ -128,8 +130,8 @@ func (o *adaptOptions) add(cmd *cobra.Command) {
 	flags.StringArrayVar(&o.publish, "publish", nil, "`[ADDRESS:]PORT:PORT` of this host that "+
 		"leads to one of the machine, with /udp for UDP (default address 127.0.0.1); repeatable")
 	flags.StringVar(&o.name, "name", "", "`name` of the domain (default the image's)")
-	flags.UintVar(&o.memory, "memory-mib", 256, "memory of the domain, `MiB`")
-	flags.UintVar(&o.cpus, "cpus", 1, "`number` of CPUs of the domain")
+	flags.UintVar(&o.memory, flagMemoryMiB, 256, "memory of the domain, `MiB`")
+	flags.UintVar(&o.cpus, flagCPUs, 1, "`number` of CPUs of the domain")
 	flags.BoolVar(&o.emulated, "emulated", false, "a domain for a host without KVM")
 }
 
@@ -144,6 +146,11 @@ func (o *adaptOptions) check(wrong *problems.List) (size int64) {
 	if o.size != "" {
 		if size, err = parseSize(o.size); err != nil {
 			wrong.Add("--"+keySize, "%v", err)
+		}
+	}
+	for flag, n := range map[string]uint{flagMemoryMiB: o.memory, flagCPUs: o.cpus} {
+		if n == 0 {
+			wrong.Add("--"+flag, "\"0\" is not a number: use one from 1")
 		}
 	}
 	boot := o.bootSettings()
@@ -178,6 +185,9 @@ func (o *adaptOptions) check(wrong *problems.List) (size int64) {
 // replaced. The names of levels are unique, but other programs may use the names of the other
 // files.
 func (o *adaptOptions) checkPlace() error {
+	if info, err := os.Stat(o.to); err == nil && !info.IsDir() {
+		return fmt.Errorf("%q is not a directory: name another one", o.to)
+	}
 	entries, _ := os.ReadDir(o.to) // making it reports the error
 	if slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return adapter.IsTop(e.Name()) }) {
 		return nil

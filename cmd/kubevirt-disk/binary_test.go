@@ -24,13 +24,17 @@ import (
 // timeout limits what a test waits for. No result depends on how long something takes within it.
 const timeout = 4 * time.Minute
 
-// buildDir is the directory that build has made, or "" if no test needed it.
-var buildDir string
+// buildDir is the directory that build has made, or "" if no test needed it. It is in tempDir,
+// because a test may have set TMPDIR to a directory that goes with the test.
+var (
+	buildDir string
+	tempDir  = os.TempDir()
+)
 
 // build makes the binary once for all tests that need a process of its own: signals, kills, several
 // daemons, what others see of it. It is what is released, without the race detector.
 var build = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "kubevirt-disk-cmd-")
+	dir, err := os.MkdirTemp(tempDir, "kubevirt-disk-cmd-")
 	if err != nil {
 		return "", err
 	}

@@ -404,7 +404,8 @@ func TestDidYouMean(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, make([]byte, 512), 0o600))
 	fails(t, nil, exitUsage, "the reference of the image comes last", "push", "--base=none", path,
 		path)
-	fails(t, nil, exitUsage, "the reference of the image comes first", "pull", path, "r.example/a:1")
+	fails(t, nil, exitUsage, "the reference of the image comes first", "pull", path,
+		"r.example/a:1")
 }
 
 func TestCalledAsEntryPoint(t *testing.T) {

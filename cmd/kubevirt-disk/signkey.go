@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -228,7 +229,11 @@ empty. Existing files are not replaced.`,
 // generateKey makes two files, or none.
 func (a *app) generateKey(prefix string) error {
 	files := []string{prefix + ".key", prefix + ".pub"}
-	for _, file := range files { // check before asking for a password
+	// Check before asking for a password.
+	if dir := filepath.Dir(prefix); !isDirectory(dir) {
+		return fmt.Errorf("--output: there is no directory %q: make it first", dir)
+	}
+	for _, file := range files {
 		if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("%q is there already: choose another --output", file)
 		}

@@ -272,6 +272,8 @@ func TestSignAfterwards(t *testing.T) {
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 	again := said(exitFailed, "key", "generate", "--output="+filepath.Join(dir, "own"))
 	require.Contains(t, again, "is there already")
+	require.Contains(t, said(exitFailed, "key", "generate", "--output="+dir+"/none/own"),
+		"make it first")
 	_, other := registrytest.NewSigner(t)
 	raw, ref := filepath.Join(dir, "a.raw"), host+"/vm/a:1"
 	require.NoError(t, os.WriteFile(raw, make([]byte, 64<<10), 0o600))
