@@ -130,7 +130,14 @@ func (p *providing) open() error {
 		return err
 	}
 	f, err := durable.OpenToLock(p.path)
+	if err != nil {
+		return err
+	}
 	p.file.file = f
+	known, err := loadRecord(p.file.state)
+	if err == nil && (known == nil || known.Instance != instanceOf(f)) {
+		err = p.foreign() // by now: convert --force, for example, has replaced it
+	}
 	return err
 }
 

@@ -182,6 +182,8 @@ func TestAFileThatCannotBeOpenedNow(t *testing.T) {
 	require.NoError(t, os.WriteFile(f.Path, []byte("somebody's"), 0o600))
 	p := &providing{img: open(t, path), dir: filepath.Dir(to), path: f.Path, file: f}
 	require.ErrorContains(t, p.makeFile(t.Context(), record{}), "this program has not made it")
+	require.ErrorContains(t, p.open(), "this program has not made it", "it would be removed")
+	require.NoError(t, f.release())
 }
 
 func TestADamagedRecordIsNotGuessed(t *testing.T) {
