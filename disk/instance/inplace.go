@@ -3,6 +3,7 @@ package instance
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"time"
@@ -121,6 +122,26 @@ func lockFile(file *os.File, readOnly bool) (err error) {
 	return err
 }
 
+// stillNamed checks that an open and locked file still has the image's name: convert and pull may
+// have had the lock before, to replace the file. It compares two openings, because stat(2) of a
+// name in an overlay file system may tell another inode than that of the opened file.
+func (o *opening) stillNamed(file *os.File) error {
+	again, err := o.img.OpenRaw(false)
+	if err != nil {
+		return err
+	}
+	defer again.Close()
+	mine, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	now, err := again.Stat()
+	if err == nil && !os.SameFile(mine, now) {
+		err = fmt.Errorf("image %q was replaced while it was opened; start again", o.img.Path())
+	}
+	return err
+}
+
 // openImageFile opens the image's own file for writing and locks it. A file that cannot be written
 // is opened read-only.
 func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
@@ -138,6 +159,9 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 	err = lockFile(file, readOnly)
 	if err == nil && !readOnly && flock.InMachine(file) {
 		err = &durable.LockedError{Path: file.Name(), Holder: "a virtual machine (QEMU)"}
+	}
+	if err == nil {
+		err = o.stillNamed(file)
 	}
 	if err != nil {
 		return nil, false, errors.Join(err, file.Close())

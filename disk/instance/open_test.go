@@ -330,6 +330,25 @@ func TestModeNoneOfAnExchangedFile(t *testing.T) {
 	filetest.Put(t, dir, "disk.raw", []byte("QFI\xfb"), 1<<20)
 	_, err := Open(t.Context(), img, Options{WorkDir: t.TempDir(), Mode: CopyNone})
 	require.ErrorContains(t, err, "exchanged")
+
+	// What replaces the file, such as convert, has its lock meanwhile.
+	filetest.Put(t, dir, "disk.raw", []byte("former"), 1<<20)
+	other := filetest.Put(t, dir, "other.raw", []byte("latter"), 1<<20)
+	img = openGood(t, path)
+	opens := testtool.Must(unix.InotifyInit1(unix.IN_CLOEXEC))(t)
+	defer unix.Close(opens)
+	convert := testtool.Must(os.Open(path))(t)
+	require.NoError(t, unix.Flock(int(convert.Fd()), unix.LOCK_EX))
+	_ = testtool.Must(unix.InotifyAddWatch(opens, path, unix.IN_OPEN))(t)
+	opened := make(chan error, 1)
+	go func() {
+		_, err := Open(t.Context(), img, Options{WorkDir: t.TempDir(), Mode: CopyNone})
+		opened <- err
+	}()
+	_ = testtool.Must(unix.Read(opens, make([]byte, 4096)))(t)
+	require.NoError(t, os.Rename(other, path))
+	require.NoError(t, convert.Close())
+	require.ErrorContains(t, <-opened, "replaced while it was opened")
 }
 
 func TestModes(t *testing.T) {
