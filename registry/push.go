@@ -234,7 +234,7 @@ func (p *pusher) checkNames() error {
 		}
 		for i, name := range names {
 			if !utf8.ValidString(name) {
-				return fmt.Errorf("%q is no UTF-8, so the image could not be served: rename it", name)
+				return fmt.Errorf("%q is no UTF-8, and could not be served: rename it", name)
 			}
 			if other, there := from[name]; there && !sameFile(other, files[i]) {
 				return fmt.Errorf("%q and %q would have the same name in the image: rename one",

@@ -187,8 +187,8 @@ func (s *Stream) search(ctx context.Context) (err error) {
 		Pulled: s.fetched != nil, Unverified: s.parts != nil && len(s.parts.Walked) > 0}
 	for _, name := range names {
 		if !utf8.ValidString(name) { // the record would have another name, and so the next start
-			return fmt.Errorf("%s has the disk %q, whose name is no UTF-8: rename it in the image, "+
-				"or pull it", s.ref, name)
+			return fmt.Errorf("%s has the disk %q, whose name is no UTF-8: rename it in the "+
+				"image, or pull it", s.ref, name)
 		}
 		d := StreamDisk{Name: name}
 		for _, old := range s.record.Disks {
