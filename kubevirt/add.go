@@ -24,7 +24,7 @@ func (e *edit) add(d *Disk, w *wish, later int) error {
 	if e.serials[export.Serial] {
 		return fmt.Errorf("its serial number %q is that of another disk that is served here: give "+
 			"it another with annotation %s%s.%s", export.Serial, annotationPrefix, keySerial,
-			export.Name)
+			d.mention(keySerial))
 	}
 	e.serials[export.Serial] = export.Serial != ""
 	if err := w.protect(&export, w.readOnly); err != nil {

@@ -171,7 +171,8 @@ func (e *edit) find(d *Disk, w *wish, m *machine) (found *element, err error) {
 		case disk.child("serial").words() == serial && serial != "":
 			return nil, fmt.Errorf("its serial number %q is that of another disk of the machine, "+
 				"%s: give one of them another, this one with annotation %s%s.%s", serial,
-				disk.child("target").attribute("dev"), annotationPrefix, keySerial, d.Export.Name)
+				disk.child("target").attribute("dev"), annotationPrefix, keySerial,
+				d.mention(keySerial))
 		}
 	}
 	return found, nil

@@ -76,6 +76,12 @@ func TestWrongAnnotations(t *testing.T) {
 			{Number: 1, Export: libvirt.Export{Name: "a", Socket: sidecar0, Serial: "1"}},
 			{Number: 2, Export: libvirt.Export{Name: "b", Socket: sidecar0, Serial: "1"}}},
 			want: []string{`"b"`, `"1"`, "serial.b"}},
+		"a serial of a disk in a registry": {disks: []Disk{
+			{Number: 1, Export: libvirt.Export{Name: "a", Socket: sidecar0, Serial: "1"}},
+			{Number: 2, Export: libvirt.Export{Name: "host/b:1", Socket: sidecar0, Serial: "1"}}},
+			want: []string{`"host/b:1"`, "disk.kubevirt.io/serial.2"}},
+		"a name beside one in a registry": {annotations: []string{"bus.c", "scsi"},
+			disks: served("a", "host/b:1", strings.Repeat("n", 60)), want: []string{"a, 2, 3"}},
 		"twice": {domain: `<domain><devices>` + strings.Repeat(`<disk><source protocol="nbd" `+
 			`name="a"><host socket="`+sidecar0+`"/></source><target dev="vdc"/></disk>`, 2) +
 			`</devices></domain>`, want: []string{"twice"}},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -162,13 +163,25 @@ func checkNames(annotations []statement, disks []Disk, container string) error {
 		if !slices.ContainsFunc(disks, func(d Disk) bool { return d.rank(a, container) > 0 }) {
 			names := make([]string, len(disks))
 			for i, d := range disks {
-				names[i] = d.Export.Name
+				names[i] = d.mention(a.key)
 			}
 			return fmt.Errorf("annotation %s: there is no disk %q, only %s", a.annotation, a.about,
 				strings.Join(names, ", "))
 		}
 	}
 	return nil
+}
+
+// annotationName is what Kubernetes takes behind the slash of an annotation's name.
+var annotationName = regexp.MustCompile(`^[A-Za-z0-9_.-]{0,62}[A-Za-z0-9]$`)
+
+// mention is how an annotation with a key can name the disk: by the name of its image, or by its
+// number. No annotation can have the name of an image in a registry.
+func (d *Disk) mention(key string) string {
+	if annotationName.MatchString(key + "." + d.Export.Name) {
+		return d.Export.Name
+	}
+	return strconv.Itoa(int(d.Number))
 }
 
 // rank is how specific an annotation is for a disk; 0: it is not about the disk.
