@@ -229,11 +229,12 @@ func (h *handshake) list(o option) error {
 	return h.ack(o)
 }
 
-// exportOf is the disk's name in a LIST: its own name; or its number if another disk has that name;
-// or its NAA identifier if another disk also has a name equal to that number.
+// exportOf is the disk's name in a LIST: its own name; or its number if another disk has that name,
+// or if no XML could have it; or its NAA identifier if another disk also has a name equal to that
+// number.
 func (s *Server) exportOf(d *serving.Disk) string {
 	for _, name := range []string{d.Name, strconv.Itoa(int(d.Number))} {
-		if name == "" || len(name) > maxString {
+		if name == "" || printable([]byte(name)) != name {
 			continue
 		}
 		if found, _ := s.find(name); found == d {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -140,11 +141,14 @@ func TestExportName(t *testing.T) {
 
 // TestNamesThatAreNumbers: each name in the list leads to its disk, and so does each that a machine
 // gets, also if two disks have one name and a third one is called like the number of the first.
+// Names that XML does not have are not among them.
 func TestNamesThatAreNumbers(t *testing.T) {
-	v := serve(t, 3, func(o *serving.Options) { o.Name = []string{"2", "1", "2"}[o.Number-1] })
+	names := []string{"2", "1", "2", "a\u3000b", "\xff"}
+	v := serve(t, len(names), func(o *serving.Options) { o.Name = names[o.Number-1] })
 	c := v.hello(t)
-	for i, one := range c.option(optList, nil)[:3] {
+	for i, one := range c.option(optList, nil)[:len(names)] {
 		name := string(one.data[4 : 4+binary.BigEndian.Uint32(one.data)])
+		require.True(t, i < 3 || name == strconv.Itoa(i+1), name)
 		require.Equal(t, v.Export(uint16(i+1)), name)
 		all := c.option(optInfo, infoData(name, infoDescription))
 		require.Len(t, all, 4, name)

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"kubevirt.io/disk/internal/words"
 	"kubevirt.io/disk/libvirt"
@@ -113,7 +114,9 @@ func VhostUserForLibvirt(l *status.LUN) libvirt.VhostUser {
 // ExportForLibvirt describes a LUN for the library that renders libvirt's elements, as an export of
 // NBD. The caller adds its address.
 func ExportForLibvirt(l *status.LUN, s *status.Status) libvirt.Export {
-	name := exportOf(l, s, func(string) bool { return true })
+	name := exportOf(l, s, func(name string) bool { // XML has no other names
+		return !strings.ContainsRune(plain(name), unicode.ReplacementChar)
+	})
 	return libvirt.Export{Name: name, AccessMode: libvirt.AccessMode(l.AccessMode),
 		ReadOnly: l.ReadOnly, Serial: l.Serial, WWN: l.NAA, BlockSize: l.BlockSize}
 }

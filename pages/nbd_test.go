@@ -55,6 +55,10 @@ func TestNBDCommands(t *testing.T) {
 		lun.Image = name
 		require.Contains(t, nbdCommandsFor(page, &lun, "", "").QEMU, "export="+want+",", name)
 	}
+	for _, name := range []string{"a\u3000b", "\uFFFD"} { // the latter was no UTF-8
+		lun.Image = name
+		require.Equal(t, "2", ExportForLibvirt(&lun, page).Name)
+	}
 	page.LUNs[0].Image = "2" // another one's number
 	lun.Image = "x y.raw"
 	require.Contains(t, nbdCommandsFor(page, &lun, "", "").QEMU, "export=3c0ffee000000002,")
