@@ -435,11 +435,13 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for i, l := range p.layers {
-		if err := u.Blob(ctx, ours[i+1], l); err != nil {
-			return "", fmt.Errorf("%q: %w", l.File.Name(), err)
+		err := u.Blob(ctx, ours[i+1], l)
+		// The registry may only have seen that the digest is wrong.
+		if changed := unchanged(l); changed != nil && ctx.Err() == nil {
+			return "", changed
 		}
-		if err := p.unchanged(l); err != nil {
-			return "", err
+		if err != nil {
+			return "", fmt.Errorf("%q: %w", l.File.Name(), err)
 		}
 	}
 	if p.base != nil {
@@ -487,10 +489,10 @@ func (p *pusher) sign(ctx context.Context, u *transport.Uploader, made *madeImag
 	return nil
 }
 
-// unchanged fails if a file was written to while it was sent.
-func (p *pusher) unchanged(l *layer.Disk) error {
+// unchanged fails if a file was written to since its layer was laid out.
+func unchanged(l *layer.Disk) error {
 	info, err := l.File.Stat()
-	if err == nil && info.Size() != l.Length {
+	if err == nil && (info.Size() != l.Length || !info.ModTime().Equal(l.Changed)) {
 		err = fmt.Errorf("%q was changed while it was sent; push it again when nothing writes to "+
 			"it", l.File.Name())
 	}

@@ -18,6 +18,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
@@ -173,6 +174,92 @@ func TestPushForgottenForEver(t *testing.T) {
 		bytes.NewReader(content))
 	require.ErrorContains(t, err, "404")
 	require.Equal(t, 5, m.requests("POST", "/uploads/"))
+}
+
+// failing has only its first bytes, and then an error.
+type failing struct {
+	*bytes.Reader
+	size int64
+}
+
+func (f failing) Size() int64 { return f.size }
+
+func (f failing) ReadAt(p []byte, off int64) (int, error) {
+	n, err := f.Reader.ReadAt(p, off)
+	if err != nil {
+		err = unix.EIO
+	}
+	return n, err
+}
+
+// TestPushUnreadable: what cannot be read is the error, and not what the registry makes of the part
+// that came.
+func TestPushUnreadable(t *testing.T) {
+	m := newMemory(t)
+	m.fault = newUploads(m).serve
+	content := noise(72, 9_000_000)
+	h, _ := testtool.Must2(v1.SHA256(bytes.NewReader(content)))(t)
+	up := testtool.Must(m.client(t).Uploader(m.ref(t, "vm/a:1"), m.ref(t, "vm/a:1"),
+		new(atomic.Int64), ""))(t)
+	err := up.Blob(t.Context(), v1.Descriptor{Digest: h, Size: 20_000_000},
+		failing{bytes.NewReader(content), 20_000_000})
+	require.EqualError(t, err, "sending "+h.String()+": input/output error")
+	require.Equal(t, 1, m.requests("POST", "/uploads/"))
+}
+
+// TestPushChanges: a push whose file is changed, or whose blobs are removed, says so. A registry is
+// believed if it names the digest of what it has accepted.
+func TestPushChanges(t *testing.T) {
+	resize := func(size int64) func(string) error {
+		return func(file string) error { return os.Truncate(file, size) }
+	}
+	for name, test := range map[string]struct {
+		change   func(file string) error
+		manifest func(w http.ResponseWriter, r *http.Request) bool
+		want     string
+	}{
+		"shorter": {change: resize(4096), want: "was changed while it was sent"},
+		"longer":  {change: resize(9 << 20), want: "was changed while it was sent"},
+		"other content": {change: func(file string) error {
+			return os.WriteFile(file, noise(74, 3<<20), 0o644)
+		}, want: "was changed while it was sent"},
+		"blobs removed": {manifest: func(w http.ResponseWriter, _ *http.Request) bool {
+			w.WriteHeader(http.StatusBadRequest)
+			_, _ = io.WriteString(w, `{"errors":[{"code":"MANIFEST_BLOB_UNKNOWN"}]}`)
+			return true
+		}, want: "/vm/a was removed meanwhile: try again"},
+		"accepted, and not to be read": {manifest: func(w http.ResponseWriter,
+			r *http.Request) bool {
+			if r.Method == http.MethodGet {
+				w.WriteHeader(http.StatusForbidden)
+				return true
+			}
+			text, _ := io.ReadAll(r.Body)
+			w.Header().Set("Docker-Content-Digest", digestOf(text))
+			w.WriteHeader(http.StatusAccepted)
+			return true
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMemory(t)
+			file := filepath.Join(t.TempDir(), "a.raw")
+			require.NoError(t, os.WriteFile(file, noise(73, 3<<20), 0o644))
+			m.fault = func(w http.ResponseWriter, r *http.Request) bool {
+				if r.Method == http.MethodPost && test.change != nil {
+					require.NoError(t, test.change(file))
+				}
+				return test.manifest != nil && strings.Contains(r.URL.Path, "/manifests/") &&
+					test.manifest(w, r)
+			}
+			_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"),
+				PushOptions{Base: BaseNone})
+			if test.want == "" {
+				require.NoError(t, err)
+				return
+			}
+			require.ErrorContains(t, err, test.want)
+		})
+	}
 }
 
 // baseOf is a base image with these layers, the lowest first.

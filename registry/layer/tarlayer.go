@@ -33,11 +33,12 @@ func tarHeader(name string, kind byte, mode, size int64) *tar.Header {
 
 // Disk is a layer of one file, not compressed: a tar header, the file, and zeros up to the end.
 type Disk struct {
-	Name   string // in the image
-	File   *os.File
-	Length int64  // of the file
-	Header []byte // the tar header before it; nil: the layer is the file, and no archive
-	Digest string // set by hash
+	Name    string // in the image
+	File    *os.File
+	Length  int64     // of the file
+	Changed time.Time // when the file was last changed, as of when the layer was laid out
+	Header  []byte    // the tar header before it; nil: the layer is the file, and no archive
+	Digest  string    // set by hash
 }
 
 // NewFile lays out a layer that is an open file.
@@ -46,7 +47,7 @@ func NewFile(name string, file *os.File) (*Disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Disk{Name: name, File: file, Length: info.Size()}, nil
+	return &Disk{Name: name, File: file, Length: info.Size(), Changed: info.ModTime()}, nil
 }
 
 // NewDisk lays out the layer of an open file.
@@ -59,7 +60,7 @@ func NewDisk(name string, file *os.File) (*Disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.File = file
+	d.File, d.Changed = file, info.ModTime()
 	return d, nil
 }
 

@@ -73,7 +73,7 @@ func (u *Uploader) Blob(ctx context.Context, desc v1.Descriptor, from content) e
 		u.sent.Add(desc.Size)
 		return nil
 	}
-	s := &sending{u: u, desc: desc, from: from, tries: u.endpoint.tries(),
+	s := &sending{u: u, desc: desc, from: source{from}, tries: u.endpoint.tries(),
 		piece: firstPiece, most: largestPiece}
 	if desc.Size > firstPiece {
 		s.kept = rememberUpload(u.kept, u.endpoint.repo.Name(), desc.Digest.String())

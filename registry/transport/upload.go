@@ -20,6 +20,21 @@ type content interface {
 	Size() int64
 }
 
+// source is a content whose errors end an upload: no registry can help.
+type source struct{ content }
+
+type sourceError struct{ error }
+
+func (e *sourceError) Unwrap() error { return e.error }
+
+func (s source) ReadAt(p []byte, off int64) (n int, err error) {
+	n, err = s.content.ReadAt(p, off)
+	if err != nil && off+int64(n) < s.Size() {
+		err = &sourceError{permanent(err)}
+	}
+	return n, err
+}
+
 // Uploader sends blobs and manifests to a repository (OCI distribution specification, "Push").
 type Uploader struct {
 	endpoint *endpoint
@@ -237,12 +252,16 @@ func (u *Uploader) send(ctx context.Context, method string, at *url.URL, header 
 			return io.NopCloser(io.NewSectionReader(section, 0, section.Size())), nil
 		}
 	}
-	return u.endpoint.send(a, req, accept)
+	res, err := u.endpoint.send(a, req, accept)
+	if own, ok := errors.AsType[*sourceError](err); ok { // nothing is wrong with the connection
+		err = own
+	}
+	return res, err
 }
 
 // Manifest stores a manifest under its digest, or under a tag.
 func (u *Uploader) Manifest(ctx context.Context, name, mediaType string, text []byte) error {
-	return u.endpoint.retry(ctx, func() error {
+	err := u.endpoint.retry(ctx, func() error {
 		at := &url.URL{Scheme: "https", Host: u.endpoint.repo.RegistryStr(),
 			Path: fmt.Sprintf("/v2/%s/manifests/%s", u.endpoint.repo.RepositoryStr(), name)}
 		body := io.NewSectionReader(strings.NewReader(string(text)), 0, int64(len(text)))
@@ -252,11 +271,17 @@ func (u *Uploader) Manifest(ctx context.Context, name, mediaType string, text []
 			return err
 		}
 		res.Body.Close()
-		if res.StatusCode == http.StatusCreated {
+		if res.StatusCode == http.StatusCreated ||
+			res.Header.Get("Docker-Content-Digest") == DigestOf(text) {
 			return nil
 		}
 		return u.stored(ctx, name, text)
 	})
+	if err != nil && strings.Contains(err.Error(), "BLOB_UNKNOWN") {
+		err = fmt.Errorf("%w; something in %s was removed meanwhile: try again", err,
+			u.endpoint.repo.Name())
+	}
+	return err
 }
 
 // stored asks for a manifest that was sent, because the answer was none of a registry that follows
