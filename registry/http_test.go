@@ -383,6 +383,32 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 }
 
+// TestNeverAnswered: if a registry is silent, the error says so, and is not that of a context.
+func TestNeverAnswered(t *testing.T) {
+	for _, part := range []string{"/v2/", "/manifests/"} {
+		t.Run(part, func(t *testing.T) {
+			t.Parallel()
+			l, ended := newLying(t), make(chan struct{})
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
+				r *http.Request) {
+				if strings.HasSuffix(r.URL.Path, "/v2/") == (part == "/v2/") {
+					<-ended
+				}
+				l.Handle(w, r)
+			}))
+			defer server.Close()
+			defer close(ended)
+			host := server.Listener.Addr().String()
+			c := newClient(t, transport.Options{Idle: time.Second, Timeout: time.Second,
+				Insecure: []string{host}})
+			err := testtool.Err2(c.Pull(t.Context(), parsed(t, host+"/vm/a:1"), t.TempDir(),
+				PullOptions{}))
+			require.ErrorContains(t, err, "nothing came")
+			require.NotContains(t, err.Error(), "context deadline exceeded")
+		})
+	}
+}
+
 // TestRegistryRestarts: a registry that has answered once may be away for longer than one that
 // never did.
 func TestRegistryRestarts(t *testing.T) {

@@ -54,7 +54,7 @@ func (c *Client) readAddress(ctx context.Context, a *address) ([]byte, error) {
 }
 
 func (e *endpoint) readOnce(ctx context.Context) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, e.client.opt.Idle)
+	ctx, cancel := e.within(ctx)
 	defer cancel()
 	res, err := e.once(ctx, nil, request{method: http.MethodGet, accept: []int{http.StatusOK}})
 	if err != nil {

@@ -269,7 +269,7 @@ func (e *endpoint) authorize(ctx context.Context, scopes []string) (*http.Client
 	if found != nil {
 		return found, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.opt.Idle)
+	ctx, cancel := e.within(ctx)
 	defer cancel()
 	auth, err := authn.Resolve(ctx, c.keychain, e.repo)
 	if err != nil {

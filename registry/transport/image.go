@@ -229,7 +229,7 @@ func manifestRequest(name string) request {
 // text reads an answer of at most MaxManifest bytes.
 func (e *endpoint) text(ctx context.Context, scopes []string,
 	r request) (content []byte, mediaType string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, e.client.opt.Idle)
+	ctx, cancel := e.within(ctx)
 	defer cancel()
 	res, err := e.once(ctx, scopes, r)
 	if err != nil {

@@ -39,6 +39,13 @@ type exchange struct {
 	came   int64
 }
 
+// within bounds an answer that is read as a whole, and what is asked before it.
+func (e *endpoint) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	idle := e.client.opt.Idle
+	return context.WithTimeoutCause(ctx, idle, fmt.Errorf("%w: %s has not answered within %s",
+		errSilent, e.repo.RegistryStr(), idle))
+}
+
 // begin starts the watch over a request.
 func begin(ctx context.Context, idle time.Duration) *exchange {
 	ctx, cancel := context.WithCancelCause(ctx)
