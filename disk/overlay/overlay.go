@@ -297,17 +297,21 @@ func (o *Disk) readImage(ctx context.Context, p []byte, off int64) (int, error) 
 
 // WriteAt stores p in the file. If p covers a block only in part, the rest of the block is first
 // read from the image. An empty write only checks whether the disk can be written. Monitoring makes
-// such writes, and they do not slow the copying down. Concurrency and durability: as Disk.
+// such writes: they do not slow the copying down, and do not wait for Stack.Freeze, which may wait
+// for storage that hangs. Concurrency and durability: as Disk.
 func (o *Disk) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
-	if len(p) > 0 {
+	length := int64(len(p))
+	if length > 0 {
 		o.watch.touch()
 	}
-	length := int64(len(p))
 	if err := o.writable(off, length); err != nil {
 		return 0, err
 	}
 	if off < 0 || off > o.Size()-length {
 		return 0, rawfile.OutOfRange("write", off, length, o.Size())
+	}
+	if length == 0 {
+		return o.file.WriteAt(ctx, p, off)
 	}
 	o.trail.Write(off, length)
 	if o.owned(off, length) {

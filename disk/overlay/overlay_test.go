@@ -210,6 +210,15 @@ func TestWatchingTheDiskIsNoGuest(t *testing.T) {
 	}
 }
 
+// TestWatchingTheDiskWaitsForNoFreeze: a change of the layers may wait for storage that hangs, and
+// the probes of the daemon must not.
+func TestWatchingTheDiskWaitsForNoFreeze(t *testing.T) {
+	s := NewStack(newSimDisk(t, 1, Options{}).over)
+	s.Freeze()
+	defer s.Thaw()
+	filetest.Write(t, s, nil, 0)
+}
+
 // largerDisk makes a disk that is larger than its image, which ends within a block. It returns the
 // disk's content too.
 func largerDisk(t *testing.T, opt Options) (d *Disk, want []byte) {
