@@ -14,6 +14,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -85,6 +86,10 @@ func TestUploadToAWrongAddress(t *testing.T) {
 	} {
 		server := httptest.NewUnstartedServer(nil)
 		server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodGet {
+				handler.ServeHTTP(w, r)
+				return
+			}
 			require.NoError(t, server.Listener.Close())
 			answer(w, r)
 		})
@@ -92,6 +97,32 @@ func TestUploadToAWrongAddress(t *testing.T) {
 		require.ErrorContains(t, upload(server.URL, func(error) {}), "made no progress", name)
 		server.Close()
 	}
+}
+
+// TestUploadToADeletedVolume: a volume that somebody deletes meanwhile is not made anew, without
+// the size and the place that it had.
+func TestUploadToADeletedVolume(t *testing.T) {
+	var puts, gets atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		switch {
+		case r.Method == http.MethodPut && puts.Add(1) > 0:
+			w.Header().Set("Location", r.URL.Path+"/1")
+			w.WriteHeader(http.StatusCreated)
+		case r.Method == http.MethodGet && gets.Add(1) == 1:
+			w.WriteHeader(http.StatusAccepted)
+			_, _ = io.WriteString(w, `{"volume": {"name": "vm", "state": "awaiting"}}`)
+		default:
+			w.WriteHeader(http.StatusNotFound)
+			_, _ = io.WriteString(w, `{"code": "not-found", "error": "there is no such thing"}`)
+		}
+	}))
+	defer server.Close()
+	c := testtool.Must(New(Options{Server: server.URL}))(t)
+	defer c.Close()
+	_, err := c.Upload(t.Context(), "vm", bytes.NewReader(make([]byte, 512)), 512, UploadOptions{})
+	require.ErrorContains(t, err, `the volume "vm" was deleted while data was sent to it`)
+	require.EqualValues(t, 1, puts.Load())
 }
 
 // TestUploadElsewhere: a server, or a proxy before it, that names an address of another server does

@@ -115,6 +115,7 @@ type upload struct {
 	began fs.FileInfo                 // the state at the beginning
 
 	tries  int    // how many steps were tried
+	there  bool   // the volume was there before the upload
 	at     string // address of the upload; "": it has not begun
 	known  bool   // offset is what the server has
 	offset int64
@@ -225,6 +226,10 @@ func (u *upload) request(ctx context.Context, method, path string, body io.Reade
 func (u *upload) begin(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
+	if u.tries == 1 {
+		_, err := u.c.Get(ctx, u.name)
+		u.there = err == nil
+	}
 	answer, err := u.request(ctx, http.MethodPut, "/volume/"+url.PathEscape(u.name)+"/data", nil, 0,
 		"Upload-Complete", "?0", "Upload-Length", strconv.FormatInt(u.size, 10))
 	if err != nil {
@@ -330,15 +335,19 @@ func (u *upload) another(what, number string) error {
 }
 
 // lost handles a server that does not know the upload. If the volume has all data, only the last
-// answer was lost. Otherwise the upload begins again.
+// answer was lost. Otherwise the upload begins again, but not if somebody has deleted the volume.
 func (u *upload) lost(ctx context.Context) (api.Volume, error) {
-	if u.sent {
+	if u.sent || u.there {
 		v, err := u.c.Get(ctx, u.name)
 		refused, ok := errors.AsType[*api.Error](err)
-		if err != nil && (!ok || refused.Status != http.StatusNotFound) {
+		gone := ok && refused.Status == http.StatusNotFound
+		switch {
+		case gone && u.there:
+			return api.Volume{}, &api.Error{Status: refused.Status, Code: refused.Code,
+				Message: fmt.Sprintf("the volume %q was deleted while data was sent to it", u.name)}
+		case err != nil && !gone:
 			return api.Volume{}, err
-		}
-		if err == nil && (v.Info.State == api.StateReady || v.Info.State == api.StateFilling) {
+		case u.sent && (v.Info.State == api.StateReady || v.Info.State == api.StateFilling):
 			u.done = true
 			return v, nil
 		}
