@@ -88,6 +88,9 @@ func (p *Plan) logNumbers() {
 	first := len(p.numbers.byImage) == 0 && len(p.numbers.taken) == 0
 	now := map[string]uint16{}
 	for _, d := range p.Disks {
+		if d.AlreadyOpen != nil {
+			continue // its place decides; two servers may call their disks the same
+		}
 		now[d.Name] = d.LUN
 		switch before, known := p.numbers.byImage[d.Name]; {
 		case first || known && before == d.LUN:

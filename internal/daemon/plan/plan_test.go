@@ -103,6 +103,24 @@ func TestImageNamedAsAVolume(t *testing.T) {
 	CloseImages(found)
 }
 
+// TestTwoServersWithOneName: two servers may call their disks the same. A reload finds the numbers
+// of the start.
+func TestTwoServersWithOneName(t *testing.T) {
+	opt, other := planOf(t).opt, &instance.Instance{BlockSize: disk.SectorSize}
+	path := filepath.Join(opt.Images.Dir, "a.raw")
+	require.NoError(t, os.WriteFile(path, make([]byte, 4096), 0o600))
+	p, err := Make(t.Context(), opt, []Disk{{Name: "a.raw", Image: openImage(t, path)},
+		{Name: "1", AlreadyOpen: other}, {Name: "1", AlreadyOpen: other}}, Volumes{})
+	require.NoError(t, err)
+	defer p.Disks[0].Image.Close()
+	again, err := p.Settle(opt.Settings)
+	require.NoError(t, err)
+	for i, d := range p.Disks {
+		require.EqualValues(t, i+1, d.LUN)
+		require.Equal(t, d.DiskSettings, again[i])
+	}
+}
+
 // TestChooseNumbers: an image does not get the number of a volume, and two disks with one number,
 // as of a copied directory, do not stop the start.
 func TestChooseNumbers(t *testing.T) {
