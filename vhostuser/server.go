@@ -80,7 +80,7 @@ func New(opt Options) (*Server, error) {
 		Gated: true})
 	if !serving.ValidName(serving.SocketPrefix + filepath.Join(s.dir, "x.sock")) {
 		return nil, fmt.Errorf("vhost-user: the directory %q is a part of the names of clients, "+
-			"so it is short and has no spaces", s.dir)
+			"so it must be short and without spaces: name another one", s.dir)
 	}
 	if err := s.disks.Serve(front{Server: s}); err != nil {
 		return nil, fmt.Errorf("vhost-user: %w", err)

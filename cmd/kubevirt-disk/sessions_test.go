@@ -153,6 +153,18 @@ func TestControlSocketOfAnotherUser(t *testing.T) {
 	}
 	s.MustGood(t, targettest.TestUnitReady(1))
 	require.Equal(t, exitDone, p.terminate())
+
+	// A work directory that another user has closed is named, and not a disk in it.
+	closed := filepath.Join(open, "closed")
+	require.NoError(t, os.Mkdir(closed, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(open, "a.raw"), make([]byte, 512), 0o644))
+	cmd := exec.Command(program, "serve", "--work-dir="+closed, "--port=0", "--metrics-listen=",
+		"--ready-file=", filepath.Join(open, "a.raw"))
+	cmd.Dir, cmd.SysProcAttr = open, &syscall.SysProcAttr{
+		Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	said, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(said), "cannot be used by user 65534: permission denied: give that")
 }
 
 func TestPrintSessions(t *testing.T) {

@@ -107,10 +107,10 @@ func checkDirectories(opt *options.Options) error {
 func checkMade(opt *options.Options) error {
 	check := func(field any, dir string, writes bool) error {
 		at := dir // or the nearest existing directory above it
-		st, err := os.Stat(at)
+		st, err := os.Stat(at + "/.") // fails, too, if its files are out of reach
 		for errors.Is(err, fs.ErrNotExist) && at != filepath.Dir(at) {
 			at = filepath.Dir(at)
-			st, err = os.Stat(at)
+			st, err = os.Stat(at + "/.")
 		}
 		if err == nil && !st.IsDir() || errors.Is(err, unix.ENOTDIR) {
 			return fmt.Errorf("%q is not a directory, nor can one be made there: name another one "+
