@@ -268,6 +268,10 @@ func TestFirstRequest(t *testing.T) {
 	require.ErrorAs(t, resolve(), &status)
 	require.Equal(t, http.StatusUnauthorized, status.Status)
 	require.Equal(t, 2, l.Requests("/token"), "also to a token server")
+	l.Token, opt.Own = false, keychain.Credential{}
+	sent := l.Requests("")
+	require.ErrorAs(t, resolve(), &status)
+	require.Equal(t, sent+4, l.Requests(""), "where there is none, it is looked for twice")
 }
 
 // TestStreamWithoutTables opens an image as it was pushed before the index had tables: they are

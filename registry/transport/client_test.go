@@ -1,6 +1,8 @@
 package transport
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"io"
 	"net"
@@ -59,6 +61,19 @@ func TestWrongOptionsNameTheirSettings(t *testing.T) {
 		"--insecure-registry (INSECURE_REGISTRY): ": {Insecure: []string{"http://a"}},
 	} {
 		require.ErrorContains(t, testtool.Err(New(opt)), want)
+	}
+}
+
+// TestCertificateThatNoAuthorityMakesGood: one more authority would not help.
+func TestCertificateThatNoAuthorityMakesGood(t *testing.T) {
+	for want, err := range map[string]error{
+		"--insecure-registry": x509.CertificateInvalidError{Reason: x509.Expired},
+		"another certificate": x509.HostnameError{Certificate: &x509.Certificate{}, Host: "b"},
+		"by --registry-ca":    x509.UnknownAuthorityError{},
+	} {
+		err = explain(&tls.CertificateVerificationError{Err: err})
+		require.ErrorContains(t, err, want)
+		require.ErrorAs(t, err, new(*permanentError))
 	}
 }
 

@@ -3,6 +3,7 @@ package transport
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -158,7 +159,8 @@ func (t *tries) waitForRetry(ctx context.Context, err error) error {
 	var status *StatusError
 	if errors.As(err, &status) {
 		switch s := status.Status; {
-		case s == http.StatusUnauthorized && !status.basic, status.away && status.passes():
+		case s == http.StatusUnauthorized && !status.basic && (status.known || status.away),
+			status.away && status.passes():
 			// A token or a signed address has expired: ask for new ones.
 			if t.refused++; t.refused > maxRefused {
 				return err
@@ -166,8 +168,8 @@ func (t *tries) waitForRetry(ctx context.Context, err error) error {
 			t.endpoint.forget()
 		case (s == http.StatusUnauthorized || s == http.StatusForbidden && status.known) &&
 			!t.renewed:
-			// The password may have been replaced. It is tried once more and not again, because
-			// registries lock accounts. For some of them 403 is an expired token, too.
+			// The password may have been replaced, or made. It is tried once more and not again,
+			// because registries lock accounts. For some of them 403 is an expired token, too.
 			t.renewed = true
 			t.endpoint.forget()
 		case s == http.StatusTooManyRequests, s == http.StatusRequestTimeout, s >= 500:
@@ -329,6 +331,9 @@ func explain(err error) error {
 	}
 	err = withoutQuery(err)
 	switch {
+	case errors.As(err, new(x509.CertificateInvalidError)), errors.As(err, new(x509.HostnameError)):
+		return permanent(fmt.Errorf("%w; it needs another certificate; --insecure-registry uses "+
+			"this one nevertheless", err))
 	case errors.As(err, new(*tls.CertificateVerificationError)):
 		return permanent(fmt.Errorf("%w; name a file with its certificates by --registry-ca", err))
 	case errors.Is(err, http.ErrSchemeMismatch):

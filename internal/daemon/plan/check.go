@@ -106,7 +106,7 @@ func checkDirectories(opt *options.Options) error {
 // of a file in them would not name the setting.
 func checkMade(opt *options.Options) error {
 	check := func(field any, dir string, writes bool) error {
-		at := dir // or the nearest existing directory above it
+		at := dir                     // or the nearest existing directory above it
 		st, err := os.Stat(at + "/.") // fails, too, if its files are out of reach
 		for errors.Is(err, fs.ErrNotExist) && at != filepath.Dir(at) {
 			at = filepath.Dir(at)
