@@ -156,9 +156,9 @@ func (d *diskDir) syncNames() error {
 // anything into it. On a volume the owner may be another user.
 func (d *diskDir) makeDir(synced bool) error {
 	if d.root == "" {
-		return makeDirs(d.path, synced)
+		return durable.MakeDirs(d.path, synced)
 	}
-	if err := makeDirs(d.root, synced); err != nil {
+	if err := durable.MakeDirs(d.root, synced); err != nil {
 		return err
 	}
 	root, err := osfile.Resolved(d.root)
@@ -178,34 +178,6 @@ func (d *diskDir) makeDir(synced bool) error {
 		return err // the directory cannot be made
 	}
 	return there
-}
-
-// makeDirs makes a directory and its missing parents. With synced, it also syncs their names, so
-// that flushed files can be found. The error is fs.ErrNotExist if one was removed at the same
-// moment.
-func makeDirs(path string, synced bool) error {
-	err := os.Mkdir(path, 0o700)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = makeDirs(filepath.Dir(path), synced); err == nil {
-			err = os.Mkdir(path, 0o700)
-		}
-	}
-	if err == nil && synced {
-		return durable.SyncParent(path)
-	}
-	if err == nil {
-		return nil
-	}
-	st, statErr := os.Stat(path)
-	switch {
-	case statErr == nil && st.IsDir():
-		return nil // also on a read-only file system
-	case statErr == nil:
-		return &fs.PathError{Op: "mkdir", Path: path, Err: unix.ENOTDIR}
-	case errors.Is(err, fs.ErrExist):
-		return statErr // such as: the directory existed a moment ago
-	}
-	return err
 }
 
 func (d *diskDir) disk() string       { return filepath.Join(d.path, d.diskFile) }

@@ -264,7 +264,7 @@ func (h Homes) remember(name string, now home, known *home) error {
 	if known != nil && *known == now {
 		return nil
 	}
-	if err := makeDirs(h.Base, true); err != nil {
+	if err := durable.MakeDirs(h.Base, true); err != nil {
 		return err
 	}
 	path, err := h.file(name)

@@ -283,3 +283,14 @@ func (s *syncedFiles) hear(what string) {
 		s.bound = true
 	}
 }
+
+// TestHomesBehindALink: the work directory may be below a link, as /var/run is one, and may be
+// missing.
+func TestHomesBehindALink(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.Symlink(".", filepath.Join(dir, "link")))
+	h := Homes{Base: filepath.Join(dir, "link", "run", "work")}
+	fast := filepath.Join(dir, "fast", "a")
+	require.NoError(t, h.Made("a", filepath.Join(h.Base, "a"), fast))
+	require.Equal(t, fast, testtool.Must(h.recall("a"))(t).Dir)
+}

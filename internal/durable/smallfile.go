@@ -125,3 +125,36 @@ func SyncDir(path string, sync func(*os.File) error) error {
 
 // SyncParent makes the name of a file durable.
 func SyncParent(path string) error { return SyncDir(filepath.Dir(path), (*os.File).Sync) }
+
+// MakeDirs makes a directory and its missing parents, which a person has named: links are followed.
+// With synced, it also syncs their names, so that flushed files can be found. The error is
+// fs.ErrNotExist if one was removed at the same moment.
+func MakeDirs(path string, synced bool) error {
+	above := filepath.Dir(path)
+	err := os.Mkdir(path, 0o700)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = MakeDirs(above, synced); err == nil {
+			err = os.Mkdir(path, 0o700)
+		}
+	}
+	if err == nil && synced {
+		parent, err := osfile.OpenDir(above)
+		if err != nil {
+			return err
+		}
+		return errors.Join(parent.Sync(), parent.Close())
+	}
+	if err == nil {
+		return nil
+	}
+	st, statErr := os.Stat(path)
+	switch {
+	case statErr == nil && st.IsDir():
+		return nil // also on a read-only file system
+	case statErr == nil:
+		return &fs.PathError{Op: "mkdir", Path: path, Err: unix.ENOTDIR}
+	case errors.Is(err, fs.ErrExist):
+		return statErr // such as: the directory existed a moment ago
+	}
+	return err
+}

@@ -10,10 +10,7 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"kubevirt.io/disk/internal/durable"
-	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
 )
@@ -29,7 +26,7 @@ type Store struct {
 	numbers numbers
 }
 
-const lockName = "lock"
+const lockName = durable.LockName
 
 // Private reports whether a name is one of the store's own files next to the volumes, or could be.
 func Private(name string) bool {
@@ -42,10 +39,10 @@ func Open(dir string) (*Store, error) {
 	explain := func(err error) error {
 		return fmt.Errorf("the directory %q of the volumes cannot be used: %w", dir, err)
 	}
-	if err := makeDirs(dir); err != nil {
+	if err := durable.MakeDirs(dir, true); err != nil {
 		return nil, explain(err)
 	}
-	resolved, err := filepath.EvalSymlinks(dir) // once: links below it are not followed
+	resolved, err := osfile.Resolved(dir) // once: links below it are not followed
 	if err != nil {
 		return nil, explain(err)
 	}
@@ -54,29 +51,13 @@ func Open(dir string) (*Store, error) {
 		return nil, explain(err)
 	}
 	s := &Store{dir: resolved, root: root}
-	if s.lock, err = s.acquire(); err == nil {
+	if s.lock, err = durable.AcquireLock(s.Dir(lockName), dir); err == nil {
 		err = s.loadNumbers()
 	}
 	if err != nil {
 		return nil, errors.Join(explain(err), s.Close())
 	}
 	return s, nil
-}
-
-// acquire locks the directory. The kernel frees the lock with the process.
-func (s *Store) acquire() (*os.File, error) {
-	f, err := s.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	err = flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = errors.New("another process uses it: stop that one first, or give each its own")
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
 }
 
 // Close releases the directory.
@@ -196,30 +177,5 @@ func (s *Store) replace(name string, content any) error {
 }
 
 func (s *Store) syncDir(name string) error {
-	dir, err := s.root.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
-}
-
-// makeDirs makes a directory and its missing parents, so that they survive a crash.
-func makeDirs(dir string) error {
-	if st, err := os.Stat(dir); err == nil && st.IsDir() {
-		return nil
-	}
-	above := filepath.Dir(dir)
-	if above != dir {
-		if err := makeDirs(above); err != nil {
-			return err
-		}
-	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	parent, err := osfile.OpenDir(above)
-	if err != nil {
-		return err
-	}
-	return errors.Join(parent.Sync(), parent.Close())
+	return durable.SyncDir(s.Dir(name), (*os.File).Sync)
 }

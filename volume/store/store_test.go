@@ -40,7 +40,7 @@ func TestRecordsSurvive(t *testing.T) {
 	require.ErrorIs(t, s.Make(one), os.ErrExist)
 	two.Size, two.File = 2<<20, "disk.img.upload"
 	require.NoError(t, s.Save(two))
-	require.ErrorContains(t, testtool.Err(Open(dir)), "another process uses it")
+	require.ErrorContains(t, testtool.Err(Open(dir)), "in use by process")
 	require.NoError(t, s.Close())
 
 	s = open(t, dir)
