@@ -29,49 +29,28 @@ func ParseBinary(value string) ([]byte, error) {
 	if len(value) < 2 || value[0] != '0' {
 		return nil, errNotBinary
 	}
-	digits := value[2:]
+	digits, bad := value[2:], errBadHex
+	var out []byte
+	var err error
 	switch value[1] {
 	case 'x', 'X':
-		return parseHex(digits)
+		if len(digits)%2 != 0 { // the first byte lacks its leading zero
+			digits = "0" + digits
+		}
+		out, err = hex.DecodeString(digits)
 	case 'b', 'B':
-		return parseBase64(digits)
+		out, err = base64.StdEncoding.Strict().DecodeString(digits)
+		if bad = errBadBase64; strings.ContainsAny(digits, "\r\n") { // the decoder skips them
+			err = bad
+		}
+	default:
+		return nil, errNotBinary
 	}
-	return nil, errNotBinary
-}
-
-func parseHex(digits string) ([]byte, error) {
-	// A constant of n digits is (n+1)/2 bytes long. With an odd number of digits, the first byte
-	// lacks its leading zero.
-	n := (len(digits) + 1) / 2
-	switch {
-	case n == 0:
-		return nil, errEmptyBinary
-	case n > maxBinaryLen:
-		return nil, errLongBinary
-	case len(digits)%2 != 0:
-		digits = "0" + digits
-	}
-	out, err := hex.DecodeString(digits)
-	if err != nil {
-		return nil, errBadHex
-	}
-	return out, nil
-}
-
-func parseBase64(digits string) ([]byte, error) {
-	enc := base64.StdEncoding.Strict()
-	switch {
-	case digits == "":
-		return nil, errEmptyBinary
-	case strings.ContainsAny(digits, "\r\n"): // the decoder would skip them
-		return nil, errBadBase64
-	case enc.DecodedLen(len(digits)) > maxBinaryLen+2: // two bytes may be padding
-		return nil, errLongBinary
-	}
-	out, err := enc.DecodeString(digits)
 	switch {
 	case err != nil:
-		return nil, errBadBase64
+		return nil, bad
+	case len(out) == 0:
+		return nil, errEmptyBinary
 	case len(out) > maxBinaryLen:
 		return nil, errLongBinary
 	}

@@ -16,7 +16,6 @@ import (
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
-	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -213,13 +212,10 @@ func (c *config) owner() string {
 }
 
 // credentials finds the credentials of the environment, and reports whether some come from files.
-// Errors do not contain the name of a file: it may be a secret in the wrong variable, and only
-// package chap knows whether it can be shown.
 func credentials(read settings.Reader) (c chap.Config, fromFiles bool, err error) {
 	c, err = chap.FromEnvironment(os.LookupEnv, func(path string) ([]byte, error) {
 		fromFiles = true
-		text, err := read(path)
-		return text, osfile.WithoutPath(err)
+		return read(path)
 	})
 	return c, fromFiles, err
 }
