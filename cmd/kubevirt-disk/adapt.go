@@ -324,7 +324,11 @@ func copySmallFile(from, to string) error {
 
 // replaceFile replaces a file that everybody may read: libvirt's QEMU runs as another user.
 func replaceFile(name string, content io.Reader) error {
-	return durable.WriteNamed(name, 0o644, func(f *os.File) error {
+	name, err := osfile.ResolvedFile(name)
+	if err != nil {
+		return err
+	}
+	return durable.Write(name, 0o644, func(f *os.File) error {
 		_, err := io.Copy(f, content)
 		return err
 	})

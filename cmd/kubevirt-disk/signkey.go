@@ -260,7 +260,7 @@ func (a *app) generateKey(prefix string) error {
 // writeNew writes a file that does not exist yet. It never leaves an incomplete file with that
 // name, which would have to be removed before the command works again.
 func writeNew(file string, text []byte, mode fs.FileMode) error {
-	out, err := durable.CreateNewNamed(file, mode)
+	out, err := durable.CreateNew(file, mode)
 	if err != nil {
 		return err
 	}

@@ -75,11 +75,10 @@ func Expand(ctx context.Context, img *Image, to *Destination, p *Progress) error
 func convert(img *Image, dst string, replace bool, write func(*os.File) error) error {
 	// The user named the path of the directory, so the path may contain links. No link is followed
 	// inside the directory.
-	dir, err := osfile.Resolved(filepath.Dir(dst))
+	dst, err := osfile.ResolvedFile(dst)
 	if err != nil {
 		return err
 	}
-	dst = filepath.Join(dir, filepath.Base(dst))
 	if err := checkDestination(img, dst); err != nil {
 		return err
 	}

@@ -34,11 +34,10 @@ type Destination struct {
 // file is on storage when Finish returns: such a program may then record that the file is there, or
 // take a snapshot of the volume.
 func CreateDestination(path string, replace bool) (*Destination, error) {
-	dir, err := osfile.Resolved(filepath.Dir(path))
+	resolved, err := osfile.ResolvedFile(path)
 	if err != nil {
 		return nil, err
 	}
-	resolved := filepath.Join(dir, filepath.Base(path))
 	switch info, err := os.Lstat(resolved); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:

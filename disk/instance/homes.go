@@ -279,7 +279,7 @@ func (h Homes) remember(name string, now home, known *home) error {
 		return err
 	}
 	spare := path + durable.SpareSuffix
-	if err := durable.Replace(path, append(text, '\n'), spare, (*os.File).Sync); err != nil {
+	if err := durable.Replace(nil, path, append(text, '\n'), spare, (*os.File).Sync); err != nil {
 		return err
 	}
 	return durable.SyncParent(filepath.Dir(path))

@@ -93,11 +93,11 @@ func TestKeepPromises(t *testing.T) {
 			unit := inst.Store()
 			kept := unit.Where("mode-pages")
 			require.NoError(t, os.MkdirAll(filepath.Dir(kept), 0o700))
-			require.NoError(t, durable.Replace(kept, []byte("killed before the name is synced"),
-				"", syncFilesOnly))
+			require.NoError(t, durable.Replace(nil, kept,
+				[]byte("killed before the name is synced"), "", syncFilesOnly))
 			content := filetest.Content(t, inst.dir.state())
 			require.NoError(t, inst.Close())
-			require.NoError(t, durable.Replace(inst.dir.state(), content, "", syncFilesOnly))
+			require.NoError(t, durable.Replace(nil, inst.dir.state(), content, "", syncFilesOnly))
 			inst, _ = start(t, image, volume)
 			say(sayKept + "what an earlier process gave its name")
 			require.NoError(t, inst.Close())

@@ -374,7 +374,7 @@ func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	require.EqualValues(t, (size-1<<20-64<<10)/minGranule, blocks.clear.Load(),
 		"one chunk has found space")
 	require.EqualValues(t, 512<<10-64<<10, testtool.Must(osfile.AvailableSpace(full))(t))
-	require.NoError(t, durable.Replace(filepath.Join(full, "state"), filetest.Block('s', 4096),
+	require.NoError(t, durable.Replace(nil, filepath.Join(full, "state"), filetest.Block('s', 4096),
 		"", nil))
 	filetest.Write(t, over, filetest.Block('c', 256<<10), 3<<20)
 	want := filetest.Block('a', size)

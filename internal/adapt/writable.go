@@ -32,7 +32,7 @@ func (m *Made) WritableDisk(path string) (err error) {
 	if _, err := os.Lstat(path); err == nil {
 		return m.rebase(path)
 	}
-	out, err := durable.CreateNewNamed(path, 0o644)
+	out, err := durable.CreateNew(path, 0o644)
 	if err != nil {
 		return err
 	}

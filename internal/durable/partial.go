@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -38,22 +37,17 @@ func CreateInTurn(path string, mode fs.FileMode) (*Partial, error) {
 	return create(path, mode, unix.LOCK_EX)
 }
 
-// CreateNew is CreateInTurn for a file that replaces none.
+// CreateNew is CreateInTurn for a file that replaces none. Directories of its path may be links.
 func CreateNew(path string, mode fs.FileMode) (*Partial, error) {
+	path, err := osfile.ResolvedFile(path)
+	if err != nil {
+		return nil, err
+	}
 	p, err := CreateInTurn(path, mode)
 	if err == nil {
 		p.named = true
 	}
 	return p, err
-}
-
-// CreateNewNamed is CreateNew for a path that a person has named: its directories may be links.
-func CreateNewNamed(path string, mode fs.FileMode) (*Partial, error) {
-	dir, err := osfile.Resolved(filepath.Dir(path))
-	if err != nil {
-		return nil, err
-	}
-	return CreateNew(filepath.Join(dir, filepath.Base(path)), mode)
 }
 
 // CreateNamed is Create for a path that a person has named. The file that has the name now is
@@ -210,15 +204,6 @@ func (e *takenError) Error() string {
 
 func (e *takenError) Unwrap() error { return fs.ErrExist }
 
-// RenameNewNamed is RenameNew for a path that a person has named: its directories may be links.
-func RenameNewNamed(from, to string) error {
-	dir, err := osfile.Resolved(filepath.Dir(to))
-	if err != nil {
-		return err
-	}
-	return RenameNew(from, filepath.Join(dir, filepath.Base(to)))
-}
-
 // RenameNew renames a file within its directory, and replaces nothing: if the name exists, the
 // error is fs.ErrExist.
 func RenameNew(from, to string) error {
@@ -248,13 +233,4 @@ func Write(path string, mode fs.FileMode, write func(*os.File) error) error {
 		err = out.File.Chmod(mode)
 	}
 	return out.FinishSynced(err)
-}
-
-// WriteNamed is Write for a path that a person has named: its directories may be links.
-func WriteNamed(path string, mode fs.FileMode, write func(*os.File) error) error {
-	dir, err := osfile.Resolved(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return Write(filepath.Join(dir, filepath.Base(path)), mode, write)
 }

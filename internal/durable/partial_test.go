@@ -29,7 +29,7 @@ func TestCreateFollowsNoLink(t *testing.T) {
 	require.NoError(t, os.WriteFile(foreign, []byte("keep"), 0o600))
 	for _, link := range []func(from, to string) error{os.Symlink, os.Link} {
 		require.NoError(t, link(foreign, path+PartialSuffix))
-		require.NoError(t, Replace(path, []byte("new"), "", (*os.File).Sync))
+		require.NoError(t, Replace(nil, path, []byte("new"), "", (*os.File).Sync))
 		text := testtool.Must(os.ReadFile(foreign))(t)
 		require.Equal(t, "keep", string(text))
 		text = testtool.Must(Read(path))(t)

@@ -40,7 +40,7 @@ func SaveRecord(path string, state any, may func() error, sync func(*os.File) er
 	if err != nil {
 		return err
 	}
-	return replaceIf(may, path, text, path+SpareSuffix, sync)
+	return Replace(may, path, text, path+SpareSuffix, sync)
 }
 
 // LoadRecord reads a record into a state, if its version is one of these; without versions, it need

@@ -20,14 +20,11 @@ const maxSmall = 1 << 20
 // content. With sync, which is (*os.File).Sync, the content and then the name have reached storage
 // when it returns nil. With the path of a spare it works on a full volume, too: see keepSpare. If
 // the error says that there is no space, the file certainly has the old content.
-func Replace(path string, content []byte, spare string, sync func(*os.File) error) error {
-	return replaceIf(nil, path, content, spare, sync)
-}
-
-// replaceIf is Replace, unless may returns an error. It calls may when the new file is next to the
-// one to replace. If may finds that this is the right directory, nothing is replaced in another one
-// that takes its place later, because the new file is not there.
-func replaceIf(may func() error, path string, content []byte, spare string,
+//
+// If may is not nil and returns an error, nothing is replaced. It is called when the new file is
+// next to the one to replace. If may finds that this is the right directory, nothing is replaced in
+// another one that takes its place later, because the new file is not there.
+func Replace(may func() error, path string, content []byte, spare string,
 	sync func(*os.File) error) error {
 	if len(content) > maxSmall { // Read would refuse it
 		return fmt.Errorf("%s cannot hold %d bytes, but at most %d", path, len(content), maxSmall)

@@ -85,7 +85,7 @@ func TestReplacingOnAFullVolume(t *testing.T) {
 		path := filepath.Join(dir, "owner")
 		spare := filepath.Join(dir, SpareSuffix)
 		content := []byte("first")
-		require.NoError(t, Replace(path, content, spare, (*os.File).Sync))
+		require.NoError(t, Replace(nil, path, content, spare, (*os.File).Sync))
 		s := &savedFile{t: t, path: path, failAt: failAt, allowed: []string{string(content)}}
 		if failAt%2 == 1 { // an earlier process was killed before the swap had reached storage
 			require.NoError(t, os.WriteFile(spare, content, 0))
@@ -97,12 +97,12 @@ func TestReplacingOnAFullVolume(t *testing.T) {
 		}
 		var free func()
 		s.guest, free = filetest.Fill(t, dir)
-		require.True(t, isFull(Replace(path, filetest.Block('x', 4096), "",
+		require.True(t, isFull(Replace(nil, path, filetest.Block('x', 4096), "",
 			(*os.File).Sync)), "there is no space")
 		for i := range saves {
 			next := filetest.Block(byte('a'+i), []int{1, 4096, 9, 4000}[i%4])
 			s.allowed = append(s.allowed, string(next))
-			err := Replace(path, next, spare, s.sync)
+			err := Replace(nil, path, next, spare, s.sync)
 			s.check()
 			if err == nil {
 				require.Equal(t, next, testtool.Must(os.ReadFile(path))(t))
@@ -118,7 +118,7 @@ func TestReplacingOnAFullVolume(t *testing.T) {
 			}
 		}
 		free()
-		require.NoError(t, Replace(path, []byte("last"), spare, (*os.File).Sync))
+		require.NoError(t, Replace(nil, path, []byte("last"), spare, (*os.File).Sync))
 		st := testtool.Must(os.Stat(spare))(t)
 		require.EqualValues(t, spareSize, st.Sys().(*syscall.Stat_t).Blocks*osfile.StatBlock,
 			"the spare has its space again")
@@ -160,6 +160,7 @@ func TestNoSpare(t *testing.T) {
 	dir := filetest.TinyFS(t, "64k")
 	spare := filepath.Join(dir, SpareSuffix)
 	filetest.Put(t, dir, "most", bytes.Repeat([]byte{1}, 44<<10), 0)
-	require.NoError(t, Replace(filepath.Join(dir, "owner"), []byte("x"), spare, (*os.File).Sync))
+	require.NoError(t, Replace(nil, filepath.Join(dir, "owner"), []byte("x"), spare,
+		(*os.File).Sync))
 	require.NoFileExists(t, spare)
 }

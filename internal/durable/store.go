@@ -102,5 +102,5 @@ func (s *Store) Save(name string, data []byte) error {
 		return err
 	}
 	content := binary.LittleEndian.AppendUint64(append([]byte(nil), data...), xxhash.Sum64(data))
-	return replaceIf(s.May, s.Where(name), content, s.spare(), s.sync)
+	return Replace(s.May, s.Where(name), content, s.spare(), s.sync)
 }

@@ -20,6 +20,12 @@ import (
 // Resolved returns the path of a directory without links. The directory must exist.
 func Resolved(dir string) (string, error) { return filepath.EvalSymlinks(dir) }
 
+// ResolvedFile is Resolved for the directory of a file, which need not exist.
+func ResolvedFile(path string) (string, error) {
+	dir, err := Resolved(filepath.Dir(path))
+	return filepath.Join(dir, filepath.Base(path)), err
+}
+
 // ErrLinked says that a file cannot be written to because it has another name.
 var ErrLinked = errors.New("the file has other names (hard links) and may be somebody else's; " +
 	"remove the link, or the file")

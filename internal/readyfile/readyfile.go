@@ -203,7 +203,10 @@ func (r *File) write() (f *os.File, err error) {
 	// A probe may run as another user.
 	err = errors.Join(err, f.Chmod(0o644))
 	if err == nil {
-		err = durable.RenameNewNamed(f.Name(), r.Path)
+		var path string
+		if path, err = osfile.ResolvedFile(r.Path); err == nil {
+			err = durable.RenameNew(f.Name(), path)
+		}
 	}
 	if errors.Is(err, fs.ErrExist) && r.foreign() == "" { // for example one made by touch
 		err = os.Rename(f.Name(), r.Path)

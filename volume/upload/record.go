@@ -91,7 +91,7 @@ func (r *record) save(disk string) error {
 		return err
 	}
 	// Without a spare: the files of an upload are removed when it is complete.
-	err = durable.Replace(disk+recordSuffix, text, "", (*os.File).Sync)
+	err = durable.Replace(nil, disk+recordSuffix, text, "", (*os.File).Sync)
 	if err != nil {
 		return fmt.Errorf("the state of the upload: %w", err)
 	}

@@ -156,11 +156,11 @@ func (r *recorder) save() {
 
 // writeOrder replaces the file in one step, if checkOrderFile allows it.
 func writeOrder(path string, order *registry.BootOrder) error {
-	dir, err := osfile.Resolved(filepath.Dir(path))
+	path, err := osfile.ResolvedFile(path)
 	if err != nil {
 		return err
 	}
-	out, err := durable.CreateNamed(filepath.Join(dir, filepath.Base(path)), 0o644, isOrder)
+	out, err := durable.CreateNamed(path, 0o644, isOrder)
 	if err != nil {
 		return err
 	}
