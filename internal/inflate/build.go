@@ -56,13 +56,13 @@ func (d *Decoder) build(t []uint32, width int, lengths []uint8, entries []uint32
 			}
 		}
 	}
-	d.buildLong(t, width, lengths, entries, &count, code, i)
+	d.buildLong(t, width, entries, &count, code, i)
 	return true
 }
 
 // buildLong adds the subtables for the codes from the i-th on, which are longer than width.
-func (d *Decoder) buildLong(t []uint32, width int, lengths []uint8, entries []uint32,
-	count *[maxBits + 2]int, code, i int) {
+func (d *Decoder) buildLong(t []uint32, width int, entries []uint32, count *[maxBits + 2]int,
+	code, i int) {
 	begin, size := 1<<width, 0
 	index := -1
 	for n := width + 1; n <= maxBits; n++ {

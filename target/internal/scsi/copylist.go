@@ -70,7 +70,7 @@ func parseCopyList(p []byte) (copyList, error) {
 		return list, errParameterLength
 	case inline > 0:
 		// no supported segment descriptor takes inline data
-		return list, copyListError(ascInlineDataLength, 12, 7)
+		return list, copyListError(ascInlineDataLength, 12)
 	case copyHeaderLen+targets+segments > uint64(len(p)):
 		return list, errParameterLength
 	case p[1]&0xc0 != 0:
@@ -80,7 +80,7 @@ func parseCopyList(p []byte) (copyList, error) {
 	case !list.identified && list.id != 0:
 		return list, invalidParameter(0, 7)
 	case targets/copyTargetLen > maxCopyTargets:
-		return list, copyListError(ascTooManyTargets, 2, 7)
+		return list, copyListError(ascTooManyTargets, 2)
 	}
 	end := copyHeaderLen + int(targets)
 	for at := copyHeaderLen; at < end; at += copyTargetLen {
@@ -93,7 +93,7 @@ func parseCopyList(p []byte) (copyList, error) {
 	at := end
 	for end += int(segments); at < end; at += copySegmentLen {
 		if len(list.segments) == maxCopySegments {
-			return list, copyListError(ascTooManySegments, 8, 7)
+			return list, copyListError(ascTooManySegments, 8)
 		}
 		segment, err := parseCopySegment(p[at:end], at)
 		if err != nil {
@@ -105,8 +105,8 @@ func parseCopyList(p []byte) (copyList, error) {
 }
 
 // copyListError refuses a parameter list with a specific additional sense code.
-func copyListError(code additional, byteOffset, bit int) error {
-	return &senseError{key: IllegalRequest, code: code, sks: fieldPointer(0, byteOffset, bit)}
+func copyListError(code additional, byteOffset int) error {
+	return &senseError{key: IllegalRequest, code: code, sks: fieldPointer(0, byteOffset, 7)}
 }
 
 // parseCopyTarget reads the CSCD descriptor at the start of p, which is at offset at of the list:
@@ -120,7 +120,7 @@ func copyListError(code additional, byteOffset, bit int) error {
 func parseCopyTarget(p []byte, at int) (target copyTarget, err error) {
 	switch {
 	case p[0] != copyTargetIdentification:
-		return target, copyListError(ascUnsupportedTarget, at, 7)
+		return target, copyListError(ascUnsupportedTarget, at)
 	case len(p) < copyTargetLen:
 		return target, invalidParameter(2, 7) // the list ends within a descriptor
 	case p[5]>>4&3 != ofUnit:
@@ -154,7 +154,7 @@ func parseCopySegment(p []byte, at int) (s copySegment, err error) {
 	be := binary.BigEndian
 	switch {
 	case p[0] != copySegmentBlocks:
-		return s, copyListError(ascUnsupportedSegment, at, 7)
+		return s, copyListError(ascUnsupportedSegment, at)
 	case len(p) < copySegmentLen:
 		return s, invalidParameter(8, 7) // the list ends within a descriptor
 	case p[1]&^(dc|cat) != 0:

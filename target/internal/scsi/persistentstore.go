@@ -133,36 +133,16 @@ func (u *unit) forgetReservationsOfFenced() {
 
 // The names of the records in a unit's store.
 const (
-	storedErase        = "sanitize" // of versions that had SANITIZE
 	storedAtomic       = disk.StoredAtomic
 	storedReservations = "reservations"
 )
 
 // restore loads the state from the store.
 func (u *unit) restore() error {
-	if err := u.unfinishedErase(); err != nil {
-		return err
-	}
 	u.mode.bits.Store(modeDefault)
 	if err := u.restoreReservations(); err != nil {
 		return err
 	}
 	u.forgetReservationsOfFenced()
 	return u.undoAtomic()
-}
-
-// unfinishedErase refuses a disk whose erasing, by an earlier version, was begun and not completed.
-func (u *unit) unfinishedErase() error {
-	if u.Store == nil {
-		return nil
-	}
-	switch data, err := u.Store.Load(storedErase); {
-	case err != nil:
-		return fmt.Errorf("load %s: %w", storedErase, err)
-	case len(data) > 0:
-		return fmt.Errorf("an initiator had an earlier version erase this disk (SANITIZE), which "+
-			"has not ended: its content is partly destroyed. Remove %s to serve what is left",
-			u.Store.Where(storedErase))
-	}
-	return nil
 }

@@ -16,7 +16,6 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/internal/testtool"
 )
 
 // keptStore is a Store in memory that fails on demand.
@@ -104,21 +103,9 @@ func TestCommandsThatAreGone(t *testing.T) {
 	require.Zero(t, b.good(cdb("12 01 b1 00 ff 00"), nil)[7], "WABEREQ, WACEREQ")
 }
 
-// TestUnfinishedErase: a disk whose SANITIZE an earlier version did not finish is not served until
-// somebody says so.
-func TestUnfinishedErase(t *testing.T) {
-	store := &keptStore{kept: map[string][]byte{"sanitize": []byte(`{"unrestricted":false}`)}}
-	lun := LUN{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store,
-		Access: AccessWriteShared}
-	_, err := NewDevice(Options{}, []LUN{lun})
-	require.ErrorContains(t, err, "partly destroyed. Remove /volume/unit/sanitize")
-	delete(store.kept, "sanitize")
-	require.NoError(t, testtool.Err(NewDevice(Options{}, []LUN{lun})))
-}
-
 func TestStoreThatCannotBeRead(t *testing.T) {
 	for name, store := range map[string]*keptStore{
-		"load sanitize: no such device": {fail: errors.New("no such device")},
+		"no such device": {fail: errors.New("no such device")},
 		"remove /volume/unit/reservations to start": {
 			kept: map[string][]byte{storedReservations: []byte("{")}},
 	} {
