@@ -8,7 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"kubevirt.io/disk/disk"
@@ -163,34 +163,29 @@ func (s *state) survivesBoot(boot string) bool {
 	return s.Durable || boot != "" && s.Boot == boot
 }
 
-var boot struct {
-	mu    sync.Mutex
-	known bool
-	id    string
-}
+var boot atomic.Pointer[string] // nil: nobody has asked yet
 
 // knowBoot finds out which boot of the kernel this is. It asks until there is an answer, and then
 // never again. Before that, a disk would seem to be of another boot.
 func knowBoot() error {
-	boot.mu.Lock()
-	defer boot.mu.Unlock()
-	if boot.known {
+	if boot.Load() != nil {
 		return nil
 	}
 	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("it is unknown whether the machine was restarted: %w", err)
 	}
-	boot.known, boot.id = true, strings.TrimSpace(string(text))
+	boot.Store(new(strings.TrimSpace(string(text))))
 	return nil
 }
 
 // bootID identifies the running kernel's boot. It is "" if the kernel does not tell. knowBoot comes
 // first.
 func bootID() string {
-	boot.mu.Lock()
-	defer boot.mu.Unlock()
-	return boot.id
+	if id := boot.Load(); id != nil {
+		return *id
+	}
+	return ""
 }
 
 // storedName returns the name of an image as a state file has it. JSON replaces an invalid byte of

@@ -94,7 +94,7 @@ func TestBootAndVolumeAreTheSameWithoutDescriptors(t *testing.T) {
 	restore := limitDescriptors(t, 0)
 	known, bootNow := settle(), bootID()
 	volumeNow, err := volumeID(dir)
-	boot.known = false // as if this was the first disk
+	boot.Store(nil) // as if this was the first disk
 	unknown := settle()
 	restore()
 	require.NoError(t, known)

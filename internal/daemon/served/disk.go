@@ -89,12 +89,11 @@ func (s *Disk) Serving() bool { return s.look().serving }
 // runs.
 func (s *Disk) IsSnapshot() bool { return s.snapshotOf != nil }
 
-// set records whether the disk is a LUN, and reports whether it was.
-func (s *Disk) set(serving bool) (before bool) {
+// set records whether the disk is a LUN.
+func (s *Disk) set(serving bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before, s.now.serving = s.now.serving, serving
-	return before
+	s.now.serving = serving
 }
 
 // opened records the instance.
