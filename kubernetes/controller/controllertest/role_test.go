@@ -57,3 +57,18 @@ func TestCertificateWithoutAnAuthority(t *testing.T) {
 	require.Error(t, err)
 	require.Contains(t, wrong, "has no ca.crt")
 }
+
+// TestUnknownValues: a value with a typing error is refused. Helm would ignore it in silence, and
+// with it, for example, the policy of signatures that somebody has written.
+func TestUnknownValues(t *testing.T) {
+	for set, want := range map[string]string{
+		"signatures.polices.default.default=deny": "'polices' not allowed",
+		"claimsize=1Gi":  "'claimsize' not allowed",
+		"without={pet}":  "value must be one of 'pets'",
+		"claims.fill=on": "want boolean",
+	} {
+		_, wrong, err := tryRender("-set", set)
+		require.Error(t, err)
+		require.Contains(t, wrong, want)
+	}
+}
