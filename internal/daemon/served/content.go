@@ -18,7 +18,7 @@ const settleTime = 5 * time.Second
 // OpenContent opens a snapshot of a disk for the control socket. The disk is named by its name or
 // its LUN.
 func (d *Disks) OpenContent(name, snapshot string) (*control.Content, error) {
-	s, err := d.findOpen(name)
+	s, err := d.findOwn(name)
 	if err != nil {
 		return nil, err
 	}

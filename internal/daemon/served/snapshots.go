@@ -51,7 +51,7 @@ func (d *Disks) ChangeSnapshots(ctx context.Context, req status.SnapshotRequest)
 	done string, err error) {
 	disks := make([]*Disk, len(req.Disks))
 	for i, name := range req.Disks {
-		if disks[i], err = d.findOpen(name); err != nil {
+		if disks[i], err = d.findOwn(name); err != nil {
 			return "", err
 		}
 		if slices.Contains(disks[:i], disks[i]) {
@@ -123,6 +123,16 @@ func (d *Disks) findOpen(name string) (*Disk, error) {
 	return found[0], nil
 }
 
+// findOwn is findOpen for the snapshots of a disk. It refuses a disk whose content is not this
+// daemon's, and a snapshot.
+func (d *Disks) findOwn(name string) (*Disk, error) {
+	s, err := d.findOpen(name)
+	if err == nil && s.AlreadyOpen != nil {
+		return nil, fmt.Errorf("%v is not kept here: take snapshots where the disk is", s)
+	}
+	return s, err
+}
+
 // TakeSnapshot takes a snapshot of disks, all at one point in time.
 func (d *Disks) TakeSnapshot(ctx context.Context, name string, disks ...*Disk) error {
 	if err := d.table.begin(); err != nil {
@@ -134,19 +144,8 @@ func (d *Disks) TakeSnapshot(ctx context.Context, name string, disks ...*Disk) e
 		if all[i] = s.Instance(); all[i] == nil {
 			return fmt.Errorf("%v is not open", s)
 		}
-		if err := s.ownsSnapshots(); err != nil {
-			return err
-		}
 	}
 	return instance.TakeSnapshot(ctx, name, all...)
-}
-
-// ownsSnapshots refuses a disk whose content is not this daemon's.
-func (s *Disk) ownsSnapshots() error {
-	if s.AlreadyOpen != nil {
-		return fmt.Errorf("%v is not kept here: take snapshots where the disk is", s)
-	}
-	return nil
 }
 
 // DeleteSnapshot deletes a snapshot. The space that only it needed is freed in the background.
@@ -176,9 +175,6 @@ func (d *Disks) DeleteSnapshot(ctx context.Context, s *Disk, name string) error 
 // Revert gives a disk the content of a snapshot. It refuses with a *serving.InUseError while the
 // disk is in use. The LUN is missing meanwhile.
 func (d *Disks) Revert(ctx context.Context, s *Disk, name string) (err error) {
-	if err := s.ownsSnapshots(); err != nil {
-		return err
-	}
 	if err := d.table.begin(); err != nil {
 		return err
 	}

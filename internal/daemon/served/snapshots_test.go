@@ -52,6 +52,21 @@ func (d *Disks) snapshot(t *testing.T, disk string, action status.SnapshotAction
 	return err
 }
 
+// TestSnapshotsOfASnapshot: a served snapshot has no snapshots, and each message names it.
+func TestSnapshotsOfASnapshot(t *testing.T) {
+	d := serveKept(t, 1)
+	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
+	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotServe))
+	const want = `LUN 2 ("1.raw@s") is not kept here`
+	for _, action := range []status.SnapshotAction{status.SnapshotCreate, status.SnapshotDelete,
+		status.SnapshotRevert, status.SnapshotServe, status.SnapshotUnserve,
+		status.SnapshotCommitted} {
+		require.ErrorContains(t, d.snapshot(t, "1.raw@s", action), want, action)
+	}
+	_, err := d.OpenContent("1.raw@s", "s")
+	require.ErrorContains(t, err, want)
+}
+
 // TestAnImageIsOfTheSnapshotThatWasRead: a snapshot that is deleted and made again under its name,
 // while an image of it is stored, is not the one that this image has.
 func TestAnImageIsOfTheSnapshotThatWasRead(t *testing.T) {
