@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -71,8 +70,8 @@ func (s *Stream) fetchedBefore() bool {
 	return err == nil
 }
 
-// errGone says that the image was removed before it could be locked.
-var errGone = errors.New("the fetched image was removed")
+// errGone says that the image was not fetched, or was removed.
+var errGone = errors.New("the fetched image is not there")
 
 // fetch fetches and verifies the disks of the image, unless a process has done so before. why is
 // reported to a person, because this takes long.
@@ -103,12 +102,7 @@ func (s *Stream) fetchOnce(ctx context.Context, why string) (_ *fetchedImage, er
 		return nil, fmt.Errorf("a fetched image cannot be locked: %w", err)
 	}
 	root.Share(f.lock)
-	for {
-		if there, err := f.find(); err != nil {
-			return nil, err
-		} else if there {
-			break
-		}
+	for err = f.find(); errors.Is(err, errGone); err = f.find() {
 		alone := flock.Lock(f.lock, unix.LOCK_EX|unix.LOCK_NB)
 		if alone != nil && !errors.Is(alone, unix.EWOULDBLOCK) {
 			return nil, alone
@@ -121,9 +115,7 @@ func (s *Stream) fetchOnce(ctx context.Context, why string) (_ *fetchedImage, er
 			}
 			continue
 		}
-		if there, err := f.find(); err != nil {
-			return nil, err
-		} else if there {
+		if err = f.find(); !errors.Is(err, errGone) {
 			break
 		}
 		if alone == nil {
@@ -134,57 +126,48 @@ func (s *Stream) fetchOnce(ctx context.Context, why string) (_ *fetchedImage, er
 		if err := f.bring(ctx, why); err != nil {
 			return nil, err
 		}
-		if there, err := f.find(); err != nil {
-			return nil, err
-		} else if !there {
+		if err = f.find(); errors.Is(err, errGone) {
 			return nil, fmt.Errorf("what was fetched is not in %q any more: look who removes "+
 				"files of the cache", f.dir())
 		}
+		break
 	}
-	if err := flock.Lock(f.lock, unix.LOCK_SH); err != nil {
-		return nil, err
+	if err == nil {
+		err = flock.Lock(f.lock, unix.LOCK_SH)
 	}
-	if there, err := f.find(); err != nil {
+	if err == nil {
+		err = f.find()
+	}
+	if err != nil {
 		return nil, err
-	} else if !there {
-		return nil, errGone
 	}
 	f.touch()
 	return f, nil
 }
 
-// find lists the disks, and reports whether the image was fetched and is complete. Earlier versions
-// have stored no names. What is damaged is fetched again, but not what cannot be opened only now:
-// the registry may be away.
-func (f *fetchedImage) find() (bool, error) {
+// find lists the disks. It returns errGone unless the image was fetched and is complete. Earlier
+// versions have stored no names. What is damaged is fetched again, but not what cannot be opened
+// only now: the registry may be away.
+func (f *fetchedImage) find() error {
 	f.names = nil
 	entries, err := fs.ReadDir(f.root.FS(), f.dir())
 	for _, e := range entries {
 		if !e.Type().IsRegular() { // this was not fetched
-			return false, nil
+			return errGone
 		}
 		f.names = append(f.names, e.Name())
 	}
-	if err != nil || len(f.names) == 0 {
-		return false, passing(err)
-	}
-	list, err := osfile.OpenRegularIn(f.root.Root, f.base+listSuffix)
-	if err != nil {
-		return errors.Is(err, fs.ErrNotExist), passing(err)
-	}
-	defer list.Close()
-	text, err := io.ReadAll(io.LimitReader(list, maxRecord))
-	return err == nil && string(text) == listText(f.names), passing(err)
-}
-
-// passing returns an error that says nothing about a file, or nil.
-func passing(err error) error {
-	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ESTALE} {
-		if errors.Is(err, e) {
+	list, listErr := readIn(f.root.Root, f.base+listSuffix, maxRecord)
+	for _, passes := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ESTALE} {
+		if err := errors.Join(err, listErr); errors.Is(err, passes) {
 			return err
 		}
 	}
-	return nil
+	named := listErr == nil && string(list) == listText(f.names)
+	if err == nil && len(f.names) > 0 && (named || errors.Is(listErr, fs.ErrNotExist)) {
+		return nil
+	}
+	return errGone
 }
 
 // listText is the content of the file with the names of disks.
@@ -239,10 +222,10 @@ func (f *fetchedImage) moveIntoPlace(partial string) error {
 	if err := f.root.Rename(partial, f.dir()); err == nil {
 		return nil
 	}
-	if there, err := f.find(); err != nil {
-		return errors.Join(err, f.root.RemoveAll(partial))
-	} else if there {
+	if err := f.find(); err == nil {
 		return f.root.RemoveAll(partial)
+	} else if !errors.Is(err, errGone) {
+		return err
 	}
 	if err := f.root.RemoveAll(f.dir()); err != nil { // its content is different
 		return err

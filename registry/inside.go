@@ -147,7 +147,7 @@ func (p *puller) describe(ctx context.Context, f *file, content io.Reader, lone 
 	}
 	content, done := p.unpacked(ctx, f, content)
 	defer done()
-	head, err := readUpTo(content, image.DetectSize)
+	head, err := detectable(content)
 	if err != nil || image.PassOver(f.name, f.size, qcow2.IsQcow2(head)) ||
 		lone && !unpack.IsDisk(f.diskName(), head, f.contentSize()) {
 		return nil, err

@@ -292,7 +292,12 @@ func (k *keptSource) saveRecord(r record) error {
 }
 
 func (k *keptSource) read(name string, limit int64) ([]byte, error) {
-	f, err := osfile.OpenRegularIn(k.dir, name)
+	return readIn(k.dir, name, limit)
+}
+
+// readIn reads a file in a directory.
+func readIn(dir *os.Root, name string, limit int64) ([]byte, error) {
+	f, err := osfile.OpenRegularIn(dir, name)
 	if err != nil {
 		return nil, err
 	}

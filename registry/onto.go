@@ -91,12 +91,10 @@ func (p *pusher) onto(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("%s: %w", p.opt.Onto.Image, err)
 	}
 	different, shared, err := p.compare(ctx, img)
-	if err == nil {
-		err = p.sayRead()
-	}
 	if err != nil {
 		return false, fmt.Errorf("comparing %q with %s: %w", f.path, p.opt.Onto.Image, err)
 	}
+	p.sayRead()
 	if p.opt.Onto.Squash {
 		if err := p.squash(ctx, different, shared); err != nil {
 			return false, err
@@ -127,7 +125,7 @@ func (p *pusher) notOnto() error {
 }
 
 // sayRead says how much of the old image was fetched, if that is much.
-func (p *pusher) sayRead() error {
+func (p *pusher) sayRead() {
 	came, all := int64(0), int64(0)
 	for _, o := range p.old.chain {
 		came += o.came.Load()
@@ -138,7 +136,6 @@ func (p *pusher) sayRead() error {
 			"compare it: --onto-file with a copy of its file saves that", came, all,
 			p.opt.Onto.Image))
 	}
-	return nil
 }
 
 // clusters is a set of clusters of a disk. Several goroutines may add some.

@@ -431,7 +431,7 @@ func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
 
 // peek finds out whether the file has a backing file.
 func (p *puller) peek(f *file, content *io.Reader) error {
-	head, err := readUpTo(*content, image.DetectSize)
+	head, err := detectable(*content)
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ import (
 // counts as compressed, too.
 func (p *puller) look(ctx context.Context, f *file, content io.Reader) (head []byte, _ io.Reader,
 	err error) {
-	head, err = readUpTo(content, image.DetectSize)
+	head, err = detectable(content)
 	content = io.MultiReader(bytes.NewReader(head), content)
 	for err == nil && len(f.packed) < 2 {
 		kind := unpack.Compressed(head)
@@ -30,7 +30,7 @@ func (p *puller) look(ctx context.Context, f *file, content io.Reader) (head []b
 		var read bytes.Buffer // the bytes that were read to look inside
 		d, done := p.unpacked(ctx, f, io.LimitReader(io.TeeReader(content, &read), maxLook))
 		var inner error
-		if head, inner = readUpTo(d, image.DetectSize); inner != nil {
+		if head, inner = detectable(d); inner != nil {
 			head = nil
 		}
 		done()
@@ -39,9 +39,9 @@ func (p *puller) look(ctx context.Context, f *file, content io.Reader) (head []b
 	return head, content, err
 }
 
-// readUpTo reads n bytes, or fewer at the end.
-func readUpTo(in io.Reader, n int) ([]byte, error) {
-	head := make([]byte, n)
+// detectable reads what image.Detect needs, or less at the end.
+func detectable(in io.Reader) ([]byte, error) {
+	head := make([]byte, image.DetectSize)
 	n, err := io.ReadFull(in, head)
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		err = nil
