@@ -117,8 +117,12 @@ func Make(ctx context.Context, opt *options.Options, found []Disk, volumes Volum
 	}
 	for _, d := range p.Disks {
 		if p.numbers.byImage[d.Name] == 0 && slices.Contains(volumes.Names, d.Name) {
-			return nil, fmt.Errorf("a volume has the name of the image %q already, and exports "+
-				"and commands find a disk by its name: rename the image", d.Name)
+			advice := "rename the image"
+			if d.AlreadyOpen != nil {
+				advice = "name that server's export by its number, as in nbds://HOST/1"
+			}
+			return nil, fmt.Errorf("a volume has the name of the disk %q already, and exports and "+
+				"commands find a disk by its name: %s", d.Name, advice)
 		}
 	}
 	settings, err := p.Settle(opt.Settings)

@@ -98,9 +98,14 @@ func TestImageNamedAsAVolume(t *testing.T) {
 	path := filepath.Join(opt.Images.Dir, "vm1.raw")
 	require.NoError(t, os.WriteFile(path, make([]byte, 4096), 0o600))
 	found := []Disk{{Name: "vm1.raw", Image: openImage(t, path)}}
-	_, err := Make(t.Context(), opt, found, Volumes{Names: []string{"vm1.raw"}})
-	require.ErrorContains(t, err, `a volume has the name of the image "vm1.raw" already`)
+	volumes := Volumes{Names: []string{"vm1.raw"}}
+	_, err := Make(t.Context(), opt, found, volumes)
+	require.ErrorContains(t, err, `a volume has the name of the disk "vm1.raw" already`)
+	require.ErrorContains(t, err, "rename the image")
 	CloseImages(found)
+	_, err = Make(t.Context(), opt, []Disk{{Name: "vm1.raw", AlreadyOpen: &instance.Instance{}}},
+		volumes)
+	require.ErrorContains(t, err, "name that server's export by its number")
 }
 
 // TestTwoServersWithOneName: two servers may call their disks the same. A reload finds the numbers
