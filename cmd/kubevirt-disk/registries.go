@@ -253,7 +253,12 @@ func references(at *[]transport.Reference,
 		for _, text := range given {
 			ref, err := parse(text)
 			name := ref.String()
+			info, missing := os.Stat(text)
 			switch {
+			case missing == nil && info.Mode().IsRegular():
+				wrong = append(wrong, fmt.Errorf("%q is a file, and no reference: name a disk "+
+					"without this setting (serve FILE), and the archive of an image as "+
+					"oci-archive:FILE or docker-archive:FILE", text))
 			case err != nil:
 				wrong = append(wrong, err)
 			case seen[name]:

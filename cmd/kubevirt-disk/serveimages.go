@@ -36,7 +36,8 @@ func (l loader) useImages(c *config, images []string) {
 			l.Problems.AddError(checkSource(path))
 		case errors.Is(err, fs.ErrNotExist):
 			l.Problems.Add("serve", "%q does not exist: name images that are there, or their "+
-				"directory with --%s", path, keyDiskDir)
+				"directory with --%s, or one in a registry or at an address with --%s", path,
+				keyDiskDir, flagImage)
 		case err == nil && info.IsDir():
 			l.Problems.Add("serve", "%q is a directory: --%s=%s serves the images in it", path,
 				keyDiskDir, path)
