@@ -2,6 +2,10 @@ package committed
 
 import (
 	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,7 +16,9 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/status"
 )
 
 // oneWay is a disk whose first sectors have changed: as many as the name of what they are compared
@@ -48,6 +54,47 @@ func TestOrigins(t *testing.T) {
 	require.Equal(t, map[string]int64{"sha256:1": 2, "sha256:2": 3, "raw sha256:0": 1}, got)
 	d.files, d.snapshots = nil, nil
 	require.Empty(t, d.origins(t.Context()))
+}
+
+// TestOwnSnapshotGoes: after an error, the snapshot is deleted once the last reads have ended. One
+// that somebody else has deleted is not called left.
+func TestOwnSnapshotGoes(t *testing.T) {
+	for refusal, listed := range map[string]string{"somebody uses the snapshot": "commit-1",
+		"the disk has no snapshot of that name": "another"} {
+		var made string
+		deletes := 0
+		path := filepath.Join(t.TempDir(), "control.sock")
+		daemon := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter,
+			r *http.Request) {
+			var req status.SnapshotRequest
+			_ = json.NewDecoder(r.Body).Decode(&req)
+			switch {
+			case req.Action == status.SnapshotCreate:
+				made = req.Name
+				_, _ = io.WriteString(w, "{}")
+			case req.Action == status.SnapshotDelete:
+				if deletes++; deletes > 1 {
+					_, _ = io.WriteString(w, "{}")
+					return
+				}
+				w.WriteHeader(http.StatusConflict)
+				_, _ = io.WriteString(w, `{"error":"`+refusal+`"}`)
+			case r.URL.Path == status.PathSnapshots:
+				name := strings.Replace(listed, "commit-1", made, 1)
+				_, _ = io.WriteString(w, `{"snapshots":[{"name":"`+name+`"}]}`)
+			default:
+				w.WriteHeader(http.StatusConflict)
+				_, _ = io.WriteString(w, `{"error":"cannot be read"}`)
+			}
+		})}
+		listener := testtool.Must(net.Listen("unix", path))(t)
+		go func() { _ = daemon.Serve(listener) }()
+		_, err := OpenOfDaemon(t.Context(), control.Client{Socket: path}, "vm", "",
+			func(err error) error { return err })
+		require.EqualError(t, err, "cannot be read")
+		require.Equal(t, listed == "commit-1", deletes == 2)
+		require.NoError(t, daemon.Close())
+	}
 }
 
 // TestFileOf: the file of a disk is called as the disk.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"kubevirt.io/disk/disk"
@@ -23,10 +24,9 @@ func OpenOfDaemon(ctx context.Context, daemon control.Client, name, snapshot str
 		if err := daemon.OwnSnapshot(ctx, name, snapshot); err != nil {
 			return nil, explain(err)
 		}
+		// Also after an interruption: no other program may know of the snapshot.
 		end = func() error {
-			// Also after an interruption: no other program may know of the snapshot.
-			_, err := daemon.Snapshot(context.WithoutCancel(ctx), status.SnapshotRequest{
-				Action: status.SnapshotDelete, Disks: []string{name}, Name: snapshot})
+			err := forget(context.WithoutCancel(ctx), daemon, name, snapshot)
 			if err != nil {
 				err = fmt.Errorf("the snapshot %q of %q is left, delete it: %w", snapshot, name,
 					explain(err))
@@ -49,6 +49,25 @@ func OpenOfDaemon(ctx context.Context, daemon control.Client, name, snapshot str
 		}
 	}
 	return d, nil
+}
+
+// forget deletes a snapshot, unless somebody else has. After an error, the last reads of it may
+// still be under way.
+func forget(ctx context.Context, daemon control.Client, name, snapshot string) error {
+	for try := 1; ; try++ {
+		_, err := daemon.Snapshot(ctx, status.SnapshotRequest{Action: status.SnapshotDelete,
+			Disks: []string{name}, Name: snapshot})
+		if !errors.As(err, new(*control.RefusedError)) || try == 20 {
+			return err
+		}
+		all, listing := daemon.Snapshots(ctx, name)
+		if listing == nil && !slices.ContainsFunc(all, func(s status.Snapshot) bool {
+			return s.Name == snapshot
+		}) {
+			return nil
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 }
 
 // OpenExport opens an export of a daemon like any other client.
