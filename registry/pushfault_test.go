@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -148,6 +149,24 @@ func TestPushMountRefused(t *testing.T) {
 			require.NoError(t, b.Fill(t.Context(), make([]byte, len(content)), 0))
 		})
 	}
+}
+
+// TestPushAway: a registry that is away does not refuse to mount blobs.
+func TestPushAway(t *testing.T) {
+	m := newMemory(t)
+	m.fault = func(w http.ResponseWriter, _ *http.Request) bool {
+		w.WriteHeader(http.StatusInternalServerError)
+		return true
+	}
+	var told warnings
+	c := newClient(t, transport.Options{Insecure: []string{m.ref(t, "vm/a:1").Host()},
+		Timeout: time.Second, Warn: told.add})
+	up := testtool.Must(c.Uploader(m.ref(t, "vm/a:1"), m.ref(t, "vm/base:1"),
+		new(atomic.Int64), ""))(t)
+	h, _ := testtool.Must2(v1.SHA256(strings.NewReader("a")))(t)
+	err := up.Blob(t.Context(), v1.Descriptor{Digest: h, Size: 1}, strings.NewReader("a"))
+	require.True(t, transport.GaveUp(err), err)
+	require.NotContains(t, strings.Join(told.all(), "\n"), "instead of mounted")
 }
 
 // TestPushForgottenForEver: a registry that takes the first piece of a blob, breaks off at the next

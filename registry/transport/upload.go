@@ -95,7 +95,7 @@ func (u *Uploader) has(ctx context.Context, desc v1.Descriptor) (bool, error) {
 			accept: []int{http.StatusOK, http.StatusNotFound}})
 		return err
 	})
-	if u.from != "" && !u.unmounted.Load() && u.refusesMount(err) {
+	if u.from != "" && !u.unmounted.Load() && !GaveUp(err) && u.refusesMount(err) {
 		return u.has(ctx, desc) // the registry may refuse a token for both repositories
 	}
 	if err != nil {
