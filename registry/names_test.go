@@ -103,6 +103,26 @@ func serveOne(t *testing.T, ref transport.Reference) (content []byte, name strin
 	return contentOf(t, img), name, nil
 }
 
+// TestChooseOldDisk: a number at the end of a name may tell disks apart, or versions of one.
+func TestChooseOldDisk(t *testing.T) {
+	for name, c := range map[string]struct {
+		disks []string
+		want  string // "": an error
+	}{
+		"only.qcow2":   {[]string{"other.raw"}, "other.raw"},
+		"disk.1.raw":   {[]string{"disk.1.qcow2", "disk.2.qcow2"}, "disk.1.qcow2"},
+		"disk.1.qcow2": {[]string{"disk.1.7.qcow2", "disk.2.qcow2"}, "disk.1.7.qcow2"},
+		"disk.qcow2":   {[]string{"disk.1.qcow2", "disk.2.qcow2"}, ""},
+		"a.43.qcow2":   {[]string{"a.42.qcow2", "b.qcow2"}, "a.42.qcow2"},
+		"c.qcow2":      {[]string{"a.qcow2", "b.qcow2"}, ""},
+	} {
+		o := &oldDisk{disks: c.disks}
+		err := o.choose(name)
+		require.Equal(t, c.want == "", err != nil, "%s: %v", name, err)
+		require.True(t, err != nil || o.top == c.want, "%s: %s", name, o.top)
+	}
+}
+
 // TestForeign: images of other programs are pulled and pushed where that is allowed. Otherwise, as
 // where they would be served, the error says how to convert them.
 func TestForeign(t *testing.T) {

@@ -186,20 +186,26 @@ func (o *oldDisk) choose(name string) error {
 		o.top = o.disks[0]
 		return nil
 	}
-	for _, have := range o.disks {
-		if version(have) == version(name) {
-			if o.top != "" {
+	stem := func(name string) string { return strings.TrimSuffix(name, filepath.Ext(name)) }
+	for _, same := range []func(have string) bool{
+		func(have string) bool { return stem(have) == stem(name) },
+		func(have string) bool { return version(have) == stem(name) },
+		func(have string) bool { return version(have) == version(name) },
+	} {
+		for _, have := range o.disks {
+			if same(have) && o.top != "" {
 				return fmt.Errorf("%q may be a new version of its disk %q or %q: rename the file",
 					name, o.top, have)
+			} else if same(have) {
+				o.top = have
 			}
-			o.top = have
+		}
+		if o.top != "" {
+			return nil
 		}
 	}
-	if o.top == "" {
-		return fmt.Errorf("%q is a new version of none of its disks: name the file as one of %q",
-			name, o.disks)
-	}
-	return nil
+	return fmt.Errorf("%q is a new version of none of its disks: name the file as one of %q", name,
+		o.disks)
 }
 
 // fetch fetches the disks of an image that has no index.
