@@ -133,6 +133,9 @@ func CheckWhole(path string) *Error {
 		return part(fmt.Sprintf("may be only a part of a disk: %v", err),
 			"let that file be read, or remove it if it does not belong to a disk")
 	}
+	if real, err := osfile.ResolvedFile(path); err == nil {
+		path = real // records are not read through links
+	}
 	if _, err := os.Lstat(path + LayersSuffix); err == nil {
 		return part("is only a part of a disk that has snapshots, and not what its guest has now",
 			"delete the snapshots first, or read the disk from the daemon that serves it")
@@ -144,10 +147,8 @@ func CheckWhole(path string) *Error {
 		Map      string // identifies the content
 	}
 	err := durable.LoadRecord(path+StateSuffix, &kept)
-	if durable.IsUnread(err) {
-		if e := untold(err); e != nil {
-			return e
-		}
+	if e := untold(err); e != nil && durable.IsUnread(err) {
+		return e
 	}
 	if err == nil && kept.Complete {
 		_, err := os.Lstat(filepath.Join(path+UnitInfix+kept.Map, disk.StoredAtomic))

@@ -404,12 +404,19 @@ func within(opt Options, root string) Options {
 
 func rootOf(opt Options) string { return opt.PersistentDir + opt.WorkDir }
 
-// TestVolumeWithWhatIsLeft: a disk whose file is missing still counts when a place is chosen.
+// TestVolumeWithWhatIsLeft: a disk whose file is missing still counts when a place is chosen. An
+// empty place has none, also behind a link.
 func TestVolumeWithWhatIsLeft(t *testing.T) {
 	for _, name := range []string{PersistentName, PersistentName + ".state",
 		PersistentName + ".layers", PersistentName + layerInfix + "0"} {
 		volume := t.TempDir()
 		require.False(t, HasPersistent(volume))
+		link := filepath.Join(t.TempDir(), "link")
+		require.NoError(t, os.Symlink(volume, link))
+		require.False(t, HasPersistent(link))
+		require.NoError(t, os.Mkdir(filepath.Join(volume, "a"), 0o700))
+		homes := Homes{Persistent: true}
+		require.False(t, testtool.Must(homes.holds(filepath.Join(link, "a"), "a"))(t))
 		filetest.Put(t, volume, name, []byte("x"), 0)
 		require.True(t, HasPersistent(volume), name)
 		_, err := PersistentDirs(volume, []string{"a", "b"})

@@ -204,15 +204,15 @@ func samePlace(a, b string) bool {
 
 // holds reports whether a directory has the disk, with data that a new disk would lack.
 func (h Homes) holds(path, name string) (bool, error) {
-	if h.Persistent {
-		return persistentDirOf(path).begun()
-	}
-	root, err := osfile.Resolved(filepath.Dir(path))
+	root, err := osfile.Resolved(filepath.Dir(path)) // a state is not read through links
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err // the disk may be there
+	}
+	if h.Persistent {
+		return persistentDirOf(filepath.Join(root, filepath.Base(path))).begun()
 	}
 	d := workDirOf(root, filepath.Base(path))
 	if there, err := present(d.disk()); err != nil || !there {

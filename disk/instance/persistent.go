@@ -82,6 +82,9 @@ func (d *diskDir) begun() (bool, error) {
 
 // HasPersistent reports whether a volume has a disk, or a part of one.
 func HasPersistent(volume string) bool {
+	if real, err := osfile.Resolved(volume); err == nil {
+		volume = real // a state is not read through links
+	}
 	there, err := persistentDirOf(volume).begun()
 	return err != nil || there
 }

@@ -38,7 +38,10 @@ func TestPartOfADisk(t *testing.T) {
 			if mode == CopyClone && opt.PersistentDir != "" { // a kill before the map was removed
 				filetest.Put(t, opt.PersistentDir, PersistentName+".map", []byte("KVDMAP1\n"), 0)
 			}
-			img, err := image.Open(inst.dir.disk(), image.Options{})
+			link := filepath.Join(t.TempDir(), "link") // as people name a directory
+			require.NoError(t, os.Symlink(inst.dir.path, link))
+			named := filepath.Join(link, filepath.Base(inst.dir.disk()))
+			img, err := image.Open(named, image.Options{})
 			if mode == CopyOnWrite {
 				require.ErrorContains(t, err, "is only a part of a disk")
 				other := openGood(t, path)
@@ -58,7 +61,7 @@ func TestPartOfADisk(t *testing.T) {
 			if opt.PersistentDir != "" { // a kill within an atomic write
 				store := durable.NewStore(inst.dir.disk()+image.UnitInfix+inst.content, true)
 				require.NoError(t, store.Save(disk.StoredAtomic, []byte("former")))
-				require.ErrorContains(t, testtool.Err(image.Open(inst.dir.disk(), image.Options{})),
+				require.ErrorContains(t, testtool.Err(image.Open(named, image.Options{})),
 					"half of an atomic write of its guest, in which the daemon ended")
 			}
 		}
