@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -92,4 +93,22 @@ func TestMessagesCommandNoTerminal(t *testing.T) {
 			"\uFFFD")}))
 	require.Equal(t, `kubevirt-disk: LUN 1 (größe\x1b[2J\r\x9b\u009b\u202e\x00"'.raw):`+
 		"\n  bad, \uFFFD\n", b.String())
+}
+
+// TestTheFirstThreadOnlyWaits: a signal of the process is given to its first thread, even while
+// that one hangs in a call of storage.
+func TestTheFirstThreadOnlyWaits(t *testing.T) {
+	const many = 100
+	threads, held := make(chan int, many), make(chan struct{})
+	defer close(held)
+	for range many {
+		go func() {
+			runtime.LockOSThread()
+			threads <- syscall.Gettid()
+			<-held
+		}()
+	}
+	for range many {
+		require.NotEqual(t, os.Getpid(), <-threads)
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"time"
 )
 
@@ -17,10 +18,17 @@ var (
 	commit  = ""
 )
 
+// The kernel gives a signal to the first thread of the process, even while that thread hangs in a
+// call of storage, and then wakes no other thread for it: a SIGTERM would not be noticed. So the
+// first thread only waits, and all work is done by others.
+func init() { runtime.LockOSThread() }
+
 func main() {
 	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, exit: os.Exit,
 		sameRequest: 100 * time.Millisecond}
-	os.Exit(a.run(os.Args))
+	status := make(chan int)
+	go func() { status <- a.run(os.Args) }()
+	os.Exit(<-status)
 }
 
 // Callers of the original wrapper use these names: the pod's command is /entry-point.sh PORT, and
