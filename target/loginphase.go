@@ -188,7 +188,8 @@ func (d *loginDialog) refuseJoining(req *pdu.LoginRequest) error {
 }
 
 // complete makes the session of a successful login. The session that it reinstates ends first, so
-// that none of its commands changes the disk behind the back of the new session (RFC 7143 6.3.5).
+// that none of its commands begins to change a disk any more (RFC 7143 6.3.5). A write that hangs
+// in a disk may still land: the login does not wait for it, but later writes to its blocks do.
 func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*session, error) {
 	c := d.c
 	res := d.machine.Result()
