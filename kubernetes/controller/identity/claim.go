@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -42,6 +43,8 @@ func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
 // makeClaim makes the claim, unless the name of the secret is taken: see the package comment.
 func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	*corev1.PersistentVolumeClaim, *verdict, error) {
+	// It may be about another's claim of that name, which has gone.
+	meta.RemoveStatusCondition(&id.Status.Conditions, v1alpha1.ConditionBound)
 	class, wrong, err := r.ClassOf(ctx, &id.Spec.DiskSpec)
 	if err != nil {
 		return nil, nil, err
@@ -159,7 +162,7 @@ func (r *Reconciler) adopt(ctx context.Context, id *v1alpha1.VMIdentity,
 		return claim, err
 	}
 	switch {
-	case deleted && !ours && id.Status.SecretName == "":
+	case deleted && id.Status.SecretName == "":
 		return claim, r.releaseForsaken(ctx, id, claim)
 	case deleted:
 		return claim, objects.ReleaseClaim(ctx, r.Client, claim)

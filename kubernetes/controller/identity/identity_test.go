@@ -208,6 +208,13 @@ func TestForeignClaim(t *testing.T) {
 	w.settle()
 	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
 	require.Equal(t, before, w.claim(), "it is as it was")
+
+	theirs.ResourceVersion = ""
+	w = settled(t, v1alpha1.DiskSpec{UsageType: "slow"}, theirs)
+	w.require("Bound", "False ClaimForeign", "exists and is not of this")
+	require.NoError(t, w.Base.Delete(t.Context(), theirs))
+	w.settles("Ready", "False Invalid", "")
+	require.Nil(t, meta.FindStatusCondition(w.identity().Status.Conditions, "Bound"))
 }
 
 // TestRestoredClaim: a claim that a backup has restored becomes the identity's own, if it says that

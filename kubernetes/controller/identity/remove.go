@@ -132,9 +132,9 @@ func (r *Reconciler) forsaken(ctx context.Context, identity client.ObjectKey) er
 	return r.releaseForsaken(ctx, gone, claim)
 }
 
-// releaseForsaken lets Kubernetes delete a claim whose identity is gone, and deletes the identity's
-// secret, which would block the next identity of that name. A running pod still needs the secret;
-// its end triggers another reconcile.
+// releaseForsaken lets Kubernetes delete a claim whose identity is gone or does not know the secret
+// yet. It deletes the identity's secret, which would block the next claim of that name. A running
+// pod still needs the secret; its end triggers another reconcile.
 func (r *Reconciler) releaseForsaken(ctx context.Context, gone *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) error {
 	pods, err := objects.PodsOf(ctx, r.Live, gone)

@@ -117,6 +117,19 @@ func TestSecretThatTheStatusDoesNotKnow(t *testing.T) {
 	require.False(t, w.get("vmid-vm", &corev1.Secret{}))
 }
 
+// TestClaimDeletedInTheMaking: a person deletes the claim when the secret is made and the status
+// does not say so yet. The secret goes, too: as it cannot be read, it would count as another's.
+func TestClaimDeletedInTheMaking(t *testing.T) {
+	w := settled(t, v1alpha1.DiskSpec{})
+	before := w.claim()
+	id := w.identity()
+	id.Status = v1alpha1.VMIdentityStatus{}
+	require.NoError(t, w.Base.Status().Update(t.Context(), id))
+	require.NoError(t, w.Base.Delete(t.Context(), before))
+	w.settles("Ready", "True Ready", "")
+	require.NotEqual(t, before.UID, w.claim().UID)
+}
+
 // TestDeletionThatTheCacheDoesNotKnow: the claim that Kubernetes has deleted with its identity, or
 // taken from it, is neither let go nor taken back.
 func TestDeletionThatTheCacheDoesNotKnow(t *testing.T) {
