@@ -43,19 +43,19 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 		return ctrl.Result{RequeueAfter: maxPoll}, r.deleting(ctx, before, fmt.Sprintf(
 			"pod %s uses the disk: the disk is deleted when the pod has ended", pod))
 	}
+	claim, err := objects.Claim(ctx, r.Live, before)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
 	clone, err := source.Finder{Kit: r.Kit}.Waiting(ctx, before.Namespace,
 		v1alpha1.DiskSource{Identity: v1alpha1.SourceName(before.Name)})
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if clone != "" {
+	if clone != "" && claim != nil { // it gets nothing from a disk without a claim
 		return ctrl.Result{RequeueAfter: maxPoll}, r.deleting(ctx, before, fmt.Sprintf(
 			"VMIdentity %s begins from this disk and has no volume yet: it gets one when a pod "+
 				"starts with it, or delete it, too", clone))
-	}
-	claim, err := objects.Claim(ctx, r.Live, before)
-	if err != nil {
-		return ctrl.Result{}, err
 	}
 	ours := claim != nil && metav1.IsControlledBy(claim, before)
 	if before.Status.SecretName != "" || ours {

@@ -122,6 +122,21 @@ func TestSourceGoes(t *testing.T) {
 	}
 }
 
+// TestSourceLost: a disk whose claim is gone is kept for no clone: that gets no volume any more.
+func TestSourceLost(t *testing.T) {
+	w := settled(t, v1alpha1.DiskSpec{Image: "a"})
+	clone := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "clone"}}
+	clone.Spec.Source = &v1alpha1.DiskSource{Identity: "vm"}
+	w.Make(t, clone)
+	w.Make(t, &corev1.PersistentVolumeClaim{
+		ObjectMeta: (&Reconciler{}).newClaim(clone, nil).ObjectMeta})
+	require.NoError(t, w.Base.Delete(t.Context(), w.claim()))
+	w.settles("Ready", "False ClaimMissing", "")
+	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
+	w.settle()
+	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
+}
+
 // snapshots has the VolumeSnapshot of an image, or not.
 type snapshots struct {
 	client.Reader
