@@ -170,14 +170,8 @@ func AvailableSpace(dir string) (int64, error) {
 	if err := Retry(func() error { return unix.Statfs(dir, &st) }); err != nil {
 		return 0, &os.PathError{Op: "statfs", Path: dir, Err: err}
 	}
-	unit := st.Frsize
-	if unit <= 0 {
-		unit = st.Bsize
-	}
-	if unit <= 0 || st.Bavail > uint64(1<<63-1)/uint64(unit) {
-		return 1<<63 - 1, nil
-	}
-	return int64(st.Bavail) * unit, nil
+	unit := uint64(max(st.Frsize, 1)) // Linux always says it
+	return int64(min(st.Bavail, math.MaxInt64/unit) * unit), nil
 }
 
 // StatBlock is the unit of st_blocks in bytes. It does not depend on the file system's block size.

@@ -2,7 +2,6 @@ package transport
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"net/http"
@@ -113,7 +112,7 @@ func (p *remotePlace) Referrers(ctx context.Context, digest string) (content []b
 			path:   "referrers/" + digest,
 			header: http.Header{"Accept": {string(types.OCIImageIndex)}},
 			accept: []int{http.StatusOK}})
-		if status, ok := errors.AsType[*StatusError](err); ok && lacksReferrers(status.Status) {
+		if lacksReferrers(statusOf(err)) {
 			return nil
 		}
 		return err

@@ -72,11 +72,16 @@ func (e *StatusError) passes() bool {
 		(e.away || e.known) && e.Status == http.StatusForbidden
 }
 
-// notFound reports whether the registry does not have the requested thing.
-func notFound(err error) bool {
-	var status *StatusError
-	return errors.As(err, &status) && status.Status == http.StatusNotFound
+// statusOf is the status of a registry's refusal, or 0 for any other error.
+func statusOf(err error) int {
+	if refused, ok := errors.AsType[*StatusError](err); ok {
+		return refused.Status
+	}
+	return 0
 }
+
+// notFound reports whether the registry does not have the requested thing.
+func notFound(err error) bool { return statusOf(err) == http.StatusNotFound }
 
 // impatient is an error that might pass, but nothing, or too little, has come for too long.
 type impatient struct {

@@ -132,37 +132,32 @@ func (s *sending) next(ctx context.Context) error {
 		}
 		return nil
 	}
-	var status *StatusError
-	busy := errors.As(err, &status) && status.Status == http.StatusTooManyRequests
-	if !busy && s.off < s.desc.Size { // a busy registry has accepted nothing
-		s.ask = s.at != nil
+	if statusOf(err) != http.StatusTooManyRequests && s.off < s.desc.Size {
+		s.ask = s.at != nil // a busy registry has accepted nothing
 	}
 	return s.tries.waitForRetry(ctx, err)
 }
 
 // refused reports whether the registry refuses the data itself, whoever sends it.
 func refused(err error) bool {
-	var status *StatusError
-	if !errors.As(err, &status) {
-		return false
-	}
-	switch status.Status {
+	status := statusOf(err)
+	switch status {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout,
 		http.StatusTooManyRequests:
 		return false
 	}
-	return status.Status/100 == 4
+	return status/100 == 4
 }
 
 // tooLarge reports whether something on the way refuses pieces of this size, and a smaller one can
 // be tried. Some answer 416, which may also mean that the registry has less than expected.
 func (s *sending) tooLarge(err error) bool {
-	var status *StatusError
-	if !errors.As(err, &status) || s.whole || min(s.piece, s.desc.Size-s.off) <= leastPiece {
+	if s.whole || min(s.piece, s.desc.Size-s.off) <= leastPiece {
 		return false
 	}
-	return status.Status == http.StatusRequestEntityTooLarge ||
-		status.Status == http.StatusRequestedRangeNotSatisfiable && (s.off == 0 || s.told)
+	status := statusOf(err)
+	return status == http.StatusRequestEntityTooLarge ||
+		status == http.StatusRequestedRangeNotSatisfiable && (s.off == 0 || s.told)
 }
 
 // restart begins the blob again.

@@ -346,9 +346,9 @@ func (w *webFile) once(ctx context.Context, e *endpoint, r request) (*http.Respo
 
 // explain adds to a refusal what people overlook.
 func (w *webFile) explain(err error) error {
-	var status *StatusError
-	if w.url.RawQuery != "" && errors.As(err, &status) &&
-		(status.Status == http.StatusForbidden || status.Status == http.StatusBadRequest) {
+	status := statusOf(err)
+	if w.url.RawQuery != "" &&
+		(status == http.StatusForbidden || status == http.StatusBadRequest) {
 		return fmt.Errorf("%w; if the query of the address is a signature, it may have expired",
 			err)
 	}
