@@ -233,6 +233,15 @@ func TestPushSigned(t *testing.T) {
 	require.NoError(t, res.Body.Close())
 	require.Len(t, made.Layers, 2, "one of each key")
 
+	// What a registry has lost of a signature is there again when the image is signed again.
+	lost := testtool.Must(http.NewRequest(http.MethodDelete,
+		"http://"+m.host+"/v2/vm/a/blobs/"+made.Layers[0].Digest.String(), nil))(t)
+	res = testtool.Must(http.DefaultClient.Do(lost))(t)
+	require.NoError(t, res.Body.Close())
+	require.ErrorContains(t, pull("1", firstFile), "its signature is incomplete")
+	require.NoError(t, testtool.Err(push("1", first)))
+	require.NoError(t, pull("1", firstFile))
+
 	var sent atomic.Int64
 	u, err := m.client(t).Uploader(m.ref(t, "vm/a:1"), transport.Reference{}, &sent, "")
 	require.NoError(t, err)

@@ -113,7 +113,7 @@ func Sign(ctx context.Context, c *transport.Client, u *transport.Uploader,
 	for _, l := range m.Layers {
 		sig, err := signatureOf(l.Annotations[annotationSignature])
 		if err == nil && l.Digest == layer.Digest && key.signed(text, sig) {
-			return nil
+			return u.Blob(ctx, layer, bytes.NewReader(text)) // somebody may have removed it
 		}
 	}
 	sig, err := key.sign(text)
