@@ -16,6 +16,12 @@ import (
 	"syscall"
 )
 
+// MemorySize is a size for QEMU of some MiB and 64 KiB. If an emulated guest has a multiple of 64
+// pages, QEMU before 9.0 loses writes to its memory while it migrates (commit "physmem: Fix
+// migration dirty bitmap coherency with TCG memory access"). Of 164 migrations of a guest that
+// writes to a local file, three ended in a kernel that had lost parts of its lists.
+func MemorySize(mib int) string { return fmt.Sprintf("%dK", mib<<10+64) }
+
 // MachineOptions describe a machine.
 type MachineOptions struct {
 	// Guest is the content of the guest. Its Init runs once, before the first command, in the shell
@@ -111,7 +117,7 @@ func Start(ctx context.Context, opt MachineOptions) (*Machine, error) {
 	}
 	console := filepath.Join(opt.Dir, "console")
 	command := append(slices.Clone(opt.In), cmp.Or(opt.QEMU, "qemu-system-x86_64"),
-		"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", fmt.Sprint(opt.Memory),
+		"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", MemorySize(opt.Memory),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-chardev", "file,id=console,path="+console, "-serial", "chardev:console",
 		"-chardev", "stdio,id=shell,signal=off", "-device", "virtio-serial-pci", "-device",

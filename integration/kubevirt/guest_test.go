@@ -29,7 +29,7 @@ func vmiOf(annotations map[string]string) map[string]any {
 			"domain": object{
 				"machine":   object{"type": "q35"},
 				"cpu":       object{"model": "qemu64", "cores": 1, "sockets": 1, "threads": 1},
-				"memory":    object{"guest": "128Mi"},
+				"memory":    object{"guest": guest.MemorySize(128) + "i"},
 				"resources": object{"requests": object{"memory": "128Mi"}},
 				"firmware":  object{"uuid": "5d307ca9-b3ef-428c-8861-06e72d69f223"},
 				"features":  object{"acpi": object{}}, // as the API server sets it

@@ -241,8 +241,9 @@ func TestLiveMigration(t *testing.T) {
 	m := &migration{t: t, doc: rig.ReadDocument(t, "../docs/live-migration.md"), dir: dir}
 	m.env = rig.ClientEnv("WORK_DIR="+filepath.Join(state, "work"),
 		"PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"))
-	m.vars = "guest='-accel tcg -m 256 -nodefaults -no-user-config -display none -no-reboot" +
-		" -kernel " + kernel + " -initrd " + initrd + " -append console=ttyS0'\n" +
+	m.vars = "guest='-accel tcg -m " + guest.MemorySize(256) + " -nodefaults -no-user-config" +
+		" -display none -no-reboot -kernel " + kernel + " -initrd " + initrd +
+		" -append console=ttyS0'\n" +
 		strings.Replace(m.block("portal="), "127.0.0.1:3260", d.Portals[0], 1)
 
 	const first, second = "iqn.2017-01.io.kubevirt:node-1:vm", "iqn.2017-01.io.kubevirt:node-2:vm"

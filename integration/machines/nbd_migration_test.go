@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/integration/guest"
 	"kubevirt.io/disk/integration/internal/rig"
 )
 
@@ -21,9 +22,10 @@ type nbdMigration struct {
 func (m *nbdMigration) machine(name, socket string, more ...string) *qmp {
 	m.t.Helper()
 	at := filepath.Join(m.dir, name)
-	cmd := exec.Command("qemu-system-x86_64", append([]string{"-accel", "tcg", "-m", "256",
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-kernel", m.kernel,
-		"-initrd", m.initrd, "-append", "console=ttyS0", "-serial", "file:" + at + ".console",
+	cmd := exec.Command("qemu-system-x86_64", append([]string{"-accel", "tcg", "-m",
+		guest.MemorySize(256), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-kernel", m.kernel, "-initrd", m.initrd, "-append", "console=ttyS0",
+		"-serial", "file:" + at + ".console",
 		"-qmp", "unix:" + at + ".qmp,server=on,wait=off", "-device", "virtio-scsi-pci",
 		"-blockdev", "driver=nbd,node-name=disk,export=vm.raw,reconnect-delay=60," +
 			"server.type=unix,server.path=" + socket, "-device", "scsi-hd,drive=disk"}, more...)...)

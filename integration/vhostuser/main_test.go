@@ -91,8 +91,8 @@ func reconnect(g rig.Generation) string {
 
 // devices are QEMU's arguments for disks at sockets, vda first, and the memory that they share.
 func devices(g rig.Generation, memory int, sockets ...string) []string {
-	args := []string{"-smp", "2", "-m", fmt.Sprintf("%d,slots=2,maxmem=2G", memory), "-object",
-		fmt.Sprintf("memory-backend-memfd,id=ram,size=%dM,share=on", memory),
+	args := []string{"-smp", "2", "-m", guest.MemorySize(memory) + ",slots=2,maxmem=2G", "-object",
+		"memory-backend-memfd,share=on,id=ram,size=" + guest.MemorySize(memory),
 		"-numa", "node,memdev=ram"}
 	for i, socket := range sockets {
 		args = append(args, "-chardev", fmt.Sprintf("socket,id=d%d,path=%s,%s", i, socket,

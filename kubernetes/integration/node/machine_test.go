@@ -104,9 +104,9 @@ func bootPod(name, secret, lun string) *corev1.Pod {
 					Type: corev1.SeccompProfileTypeRuntimeDefault}},
 			Containers: []corev1.Container{{Name: "vm", Image: qemuImage,
 				Command: []string{"qemu-system-x86_64"},
-				Args: []string{"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", "256",
-					"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-					"-serial", "stdio",
+				Args: []string{"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m",
+					guest.MemorySize(256), "-nodefaults", "-no-user-config",
+					"-display", "none", "-no-reboot", "-serial", "stdio",
 					"-object", "secret,id=chap,file=" + admission.CredentialDir +
 						"/node.session.auth.password",
 					"-blockdev", "driver=iscsi,node-name=disk,transport=tcp,lun=1," +
