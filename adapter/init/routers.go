@@ -44,9 +44,10 @@ func eventsOf(m syscall.NetlinkMessage) []event {
 	return nil
 }
 
-// newAddress reads a message about an IPv6 address.
+// newAddress reads a message about an IPv6 address. Attributes are padded, and ParseRouteAttr panics
+// without the padding of the last one.
 func newAddress(b []byte) []event {
-	if len(b) < unix.SizeofIfAddrmsg {
+	if len(b) < unix.SizeofIfAddrmsg || len(b)%unix.RTA_ALIGNTO != 0 {
 		return nil
 	}
 	m := nl.DeserializeIfAddrmsg(b)

@@ -39,6 +39,7 @@ func FuzzEvents(f *testing.F) {
 	add(router(optDNS, 3, 0, 0, 0, 0, 0, 9, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8))
 	add(router(optSearch, 2, 0, 0, 0, 0, 0, 9, 2, 'a', 'b', 0, 0, 0, 0, 0))
 	f.Add(uint16(unix.RTM_NEWADDR), []byte{unix.AF_INET6, 64, 0, 0, 2, 0, 0, 0, 20, 0, 1, 0})
+	f.Add(uint16(unix.RTM_NEWADDR), []byte{unix.AF_INET6, 64, 0, 0, 2, 0, 0, 0, 5, 0, 1, 0, 1})
 	f.Fuzz(func(t *testing.T, kind uint16, b []byte) {
 		m := syscall.NetlinkMessage{Data: b}
 		m.Header.Type = kind
