@@ -44,8 +44,8 @@ func eventsOf(m syscall.NetlinkMessage) []event {
 	return nil
 }
 
-// newAddress reads a message about an IPv6 address. Attributes are padded, and ParseRouteAttr panics
-// without the padding of the last one.
+// newAddress reads a message about an IPv6 address. The kernel pads attributes, and ParseRouteAttr
+// panics if the last one is not padded.
 func newAddress(b []byte) []event {
 	if len(b) < unix.SizeofIfAddrmsg || len(b)%unix.RTA_ALIGNTO != 0 {
 		return nil
