@@ -148,10 +148,12 @@ func (o *adaptOptions) check(wrong *problems.List) (size int64) {
 			wrong.Add("--"+keySize, "%v", err)
 		}
 	}
-	for flag, n := range map[string]uint{flagMemoryMiB: o.memory, flagCPUs: o.cpus} {
-		if n == 0 {
-			wrong.Add("--"+flag, "\"0\" is not a number: use one from 1")
-		}
+	const none = "\"0\" is not a number: use one from 1"
+	if o.memory == 0 {
+		wrong.Add("--"+flagMemoryMiB, none)
+	}
+	if o.cpus == 0 {
+		wrong.Add("--"+flagCPUs, none)
 	}
 	boot := o.bootSettings()
 	for i, path := range []string{o.kernel, o.initrd} {
