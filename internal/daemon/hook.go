@@ -231,7 +231,7 @@ func (d *Daemon) putDisks(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 			MemoryLimit: d.opt.Hook.MemoryLimit}
 		if l.VhostUser != "" && d.opt.VhostUserDir == d.opt.Hook.VhostUser() {
 			one.VhostUser = libvirt.VhostUser{Reconnect: hookVhostReconnect,
-				Socket: d.opt.Hook.LauncherVhostUser(l.VhostUser)}
+				Socket: filepath.Join(d.vhostClientDir(), filepath.Base(l.VhostUser))}
 		}
 		disks = append(disks, one)
 	}
@@ -323,7 +323,7 @@ func hookAccess(mode string) libvirt.AccessMode {
 // vhostClientDir is the directory of the sockets for vhost-user as QEMU finds it.
 func (d *Daemon) vhostClientDir() string {
 	if h := d.opt.Hook; h != nil && d.opt.VhostUserDir == h.VhostUser() {
-		return filepath.Dir(h.LauncherVhostUser("a.sock"))
+		return h.LauncherVhostUser()
 	}
 	return absolute(d.opt.VhostUserDir)
 }

@@ -48,10 +48,8 @@ func (h *Hook) LauncherNBD() string { return filepath.Join(h.LauncherDir, hookDi
 // VhostUser is the directory of the sockets for vhost-user.
 func (h *Hook) VhostUser() string { return filepath.Join(h.Dir, hookDir, vhostDir) }
 
-// LauncherVhostUser is the path of a socket there for QEMU.
-func (h *Hook) LauncherVhostUser(socket string) string {
-	return filepath.Join(h.LauncherDir, hookDir, vhostDir, filepath.Base(socket))
-}
+// LauncherVhostUser is the path of that directory for QEMU.
+func (h *Hook) LauncherVhostUser() string { return filepath.Join(h.LauncherDir, hookDir, vhostDir) }
 
 // hookPort is IANA's port of NBD.
 const hookPort = 10809
